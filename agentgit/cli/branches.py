@@ -100,8 +100,7 @@ def delete(
         session, branch, ref = references.parse_changed_at(repo, words or [], "REF")
         checkpoint = session.get_checkpoint(ref, branch=branch)
         label = f"{clean(checkpoint.metadata['reference'])} of {place(session.reference)}"
-        if not yes:
-            output.confirm(f"Delete {label}?")
+        output.confirm(f"Delete {label}?", yes=yes)
         deleted = session.delete_checkpoint(checkpoint)
         data = {"session_name": session.reference, **record(deleted)}
         output.line(lambda: data, f"{label} is deleted")
@@ -114,8 +113,7 @@ def _delete_many(session: Session, branch: str | None, keep: int | None, *, yes:
         number = session.cleanup_auto_checkpoints(branch=branch, keep=keep)
     else:
         branch = session.branch(branch).name if branch is not None else None
-        if not yes:
-            output.confirm(f"Delete all checkpoints of {place(session.reference, branch)} that nothing needs?")
+        output.confirm(f"Delete all checkpoints of {place(session.reference, branch)} that nothing needs?", yes=yes)
         number = len(session.retention.clear(branch=branch).gone)
     text = f"{count(number, 'checkpoint')} deleted"
     output.emit_at(session, branch, lambda: {"deleted": number}, lambda: [(Span(text),)])

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import signal
 from contextlib import suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from agentgit.cli import output
 from agentgit.cli.options import TIME_HELP, repository
 from agentgit.render.views import lists
+from agentgit.sessions.events import Event
 from agentgit.values import parse_time
-
-if TYPE_CHECKING:
-    from agentgit.sessions.events import Event
 
 Kinds = Annotated[
     list[str] | None,
@@ -57,10 +55,7 @@ def events(
         else:
             matches = [] if follow else list(repo.events.list(after=after, **chosen))
         if not follow:
-            output.emit(
-                lambda: [event.to_dict() for event in matches],
-                lambda: lists.events(matches),
-            )
+            output.emit_list(matches, lists.events, Event.to_dict)
             return
         start = after or (matches[-1].cursor if matches else repo.events.end())
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # which service managers send
@@ -90,7 +85,4 @@ def audit(
     with repository() as repo:
         matches = repo.events.audit(kinds=kind or "*", limit=limit)
         user_names = {user.id: user.name for user in repo.users.list()}
-        output.emit(
-            lambda: [event.to_dict() for event in matches],
-            lambda: lists.events(matches, user_names),
-        )
+        output.emit_list(matches, lambda shown: lists.events(shown, user_names), Event.to_dict)

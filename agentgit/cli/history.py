@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from agentgit.checkpoints.checkpoint import Checkpoints
+from agentgit.checkpoints.queries import Tag
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_checkpoint
 from agentgit.cli.options import COMMAND_PATH, TIME_HELP, Limit, OfBranch, repository
@@ -150,12 +151,7 @@ def tag(
             new_tag = changed.tag(parts[-2], parts[-1], description=description)
             output.emit_at(changed, None, new_tag.to_dict, lambda: views.tags([new_tag]))
         else:
-            all_tags = _session_of_tags(repo, session).tags()
-            output.emit(
-                lambda: [one.to_dict() for one in all_tags],
-                lambda: views.tags(all_tags),
-                all_tags,
-            )
+            output.emit_list(_session_of_tags(repo, session).tags(), views.tags, Tag.to_dict)
 
 
 def _session_of_tags(repo: Repository, name: str | None) -> Session:

@@ -185,8 +185,7 @@ def delete(
     with repository() as repo:
         session = repo.session(session_ref)
         name = session.reference
-        if not yes:
-            output.confirm(f"Permanently delete {place(name)}?")
+        output.confirm(f"Permanently delete {place(name)}?", yes=yes)
         erased = session.delete(force=force)
     output.emit(erased.to_dict, lambda: views.erased(name, erased))
 

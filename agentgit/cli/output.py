@@ -9,7 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
@@ -21,9 +21,10 @@ import typer
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.next_steps import Face
 from agentgit.render.html import escape
+from agentgit.render.records import record
 from agentgit.render.text import clean, place, visible
 from agentgit.render.view import ASCII, Medium, Span, View
-from agentgit.values import portable
+from agentgit.values import TableList, portable
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -161,6 +162,12 @@ def emit(data: Callable[[], Any], view: Callable[[], View], value: Any = None) -
             sys.stdout.write(text)
 
 
+def emit_list(values: Sequence[Any], view: Callable[[Any], View], to_data: Callable[[Any], Any] = record) -> None:
+    """Write a list of values; a notebook shows it as a table, if it is one. See `emit`."""
+    value = values if isinstance(values, TableList) else None
+    emit(lambda: [to_data(one) for one in values], lambda: view(values), value)
+
+
 def dump(data: Any, indent: int | None = None) -> str:
     """Return a value as JSON in pure ASCII, which contains no control codes and which every encoding can represent."""
     return json.dumps(portable(data), indent=indent).replace("\x7f", "\\u007f")
@@ -238,10 +245,10 @@ def ask_here(question: str) -> bool:
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def confirm(question: str, show: Callable[[], None] | None = None) -> None:
-    """Ask for confirmation; without a yes, end the command with exit code 1."""
+def confirm(question: str, show: Callable[[], None] | None = None, *, yes: bool) -> None:
+    """Ask for confirmation, unless it was given; without a yes, end the command with exit code 1."""
     host = HOST.get()
-    if host is not None and host.yes:
+    if yes or (host is not None and host.yes):
         return
     if as_json():
         raise InvalidInput("--json cannot ask for confirmation. Add --yes to confirm.")
@@ -257,9 +264,9 @@ def confirm(question: str, show: Callable[[], None] | None = None) -> None:
 def fail(error: AgentGitError) -> int:
     """Write an error as one line to standard error, and return its exit code."""
     message = clean(error.worded("cli"))
-    record: dict[str, Any] = {"error": type(error).__name__, "message": message, "exit_code": error.exit_code}
-    record["next"] = [step.to_dict() for step in error.next]
-    _write(sys.stderr, dump(record) if as_json() else f"error: {message}")
+    data: dict[str, Any] = {"error": type(error).__name__, "message": message, "exit_code": error.exit_code}
+    data["next"] = [step.to_dict() for step in error.next]
+    _write(sys.stderr, dump(data) if as_json() else f"error: {message}")
     return error.exit_code
 
 

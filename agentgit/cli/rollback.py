@@ -245,9 +245,9 @@ def run_confirmed(plan: RollbackPlan, run: Callable[..., Any], verb: str, *, yes
     """
     while True:
         shown = plan.forced() if force else plan
-        if not yes and shown.is_admissible and (shown.changes_world or HOST.get() is None):
+        if shown.is_admissible and (shown.changes_world or HOST.get() is None):
             question = f"{verb} {place(plan.session_name, plan.branch)}?"
-            output.confirm(question, partial(print_rollback, shown))
+            output.confirm(question, partial(print_rollback, shown), yes=yes)
         try:
             return run(plan=plan)
         except PlanChanged as changed:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -14,6 +15,7 @@ from agentgit.cli.options import (
     Session,
     repository,
 )
+from agentgit.effects import ToolInvocation
 from agentgit.render.records import record
 from agentgit.render.views import checkpoints, conversation, lists
 from agentgit.render.views import tree as trees
@@ -29,12 +31,7 @@ DEFAULT_BRANCH_LIMIT = 40
 
 def sessions(limit: Limit = None) -> None:
     with repository() as repo:
-        all_sessions = repo.sessions(limit)
-        output.emit(
-            lambda: [record(session) for session in all_sessions],
-            lambda: lists.sessions(all_sessions),
-            all_sessions,
-        )
+        output.emit_list(repo.sessions(limit), lists.sessions)
 
 
 def status(
@@ -65,22 +62,13 @@ def status(
 
 def _print_operations(session: SessionHandle, limit: int | None) -> None:
     history, names = session.operations()[:limit], {branch.id: branch.name for branch in session.branches()}
-    output.emit(
-        lambda: [record(operation) for operation in history],
-        lambda: lists.operations(history, names),
-        history,
-    )
+    output.emit_list(history, lambda shown: lists.operations(shown, names))
 
 
 def branches(session: Session = None, limit: Limit = None) -> None:
     with repository() as repo:
         handle = references.read_session(repo, session)
-        all_branches = handle.branches()[-(limit or 0) :]
-        output.emit(
-            lambda: [record(branch) for branch in all_branches],
-            lambda: lists.branches(all_branches, handle.tree()),
-            all_branches,
-        )
+        output.emit_list(handle.branches()[-(limit or 0) :], lambda shown: lists.branches(shown, handle.tree()))
 
 
 def tree(
@@ -121,11 +109,7 @@ def tool_track(
     with repository() as repo:
         session, branch = references.parse_session(repo, session_ref)
         invocations = session.tool_track(branch=branch)[-(limit or 0) :]
-        output.emit(
-            lambda: [call.to_dict() for call in invocations],
-            lambda: conversation.calls(invocations, latest=len(invocations)),
-            invocations,
-        )
+        output.emit_list(invocations, partial(conversation.calls, latest=len(invocations)), ToolInvocation.to_dict)
 
 
 def show(

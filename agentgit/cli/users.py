@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -14,7 +13,7 @@ from agentgit.cli.options import GROUP, ForceErase, PublicUrl, Yes, repository
 from agentgit.errors import InvalidInput
 from agentgit.render.records import record
 from agentgit.render.text import clean
-from agentgit.render.view import Span, View
+from agentgit.render.view import Span
 from agentgit.render.views import lists
 from agentgit.render.views.maintenance import erased as show_erased
 from agentgit.values import parse_duration
@@ -48,10 +47,6 @@ def parse_lifetime(text: str | None) -> timedelta | None:
     if text is not None and lifetime is None:
         raise InvalidInput(f"{text!r} is not a duration; write 30m, 12h, 7d or 2w.")
     return lifetime
-
-
-def _print_list(values: Sequence[Any], view: Callable[[Any], View]) -> None:
-    output.emit(lambda: [record(value) for value in values], lambda: view(values))
 
 
 def _print_value(value: Any, text: str) -> None:
@@ -91,11 +86,11 @@ def share(
             new_link = sharing.create_link(role, parse_lifetime(expires or "7d"))
             _print_value(new_link, f"{new_link.token}")
         elif links:
-            _print_list(sharing.links(), lists.links)
+            output.emit_list(sharing.links(), lists.links)
         elif revoke is not None:
             _print_value(sharing.revoke_link(revoke), f"link {revoke} is revoked")
         elif user is None:
-            _print_list(sharing.members(), lists.members)
+            output.emit_list(sharing.members(), lists.members)
         elif remove:
             sharing.unshare(user)
             data = {"session": session, "user": user}
@@ -143,7 +138,7 @@ def users_link(
 def users_list() -> None:
     """List the users."""
     with repository() as repo:
-        _print_list(repo.users.list(), lists.users)
+        output.emit_list(repo.users.list(), lists.users)
 
 
 @users.command("disable")
@@ -169,8 +164,7 @@ def users_delete(
     """Erase a user and all their sessions permanently."""
     with repository() as repo:
         target = repo.users.find(user)
-        if not yes:
-            output.confirm(f"Permanently delete {clean(target.name)} and all their sessions?")
+        output.confirm(f"Permanently delete {clean(target.name)} and all their sessions?", yes=yes)
         erased = repo.users.delete(target, force=force)
     output.emit(erased.to_dict, lambda: show_erased(f"user {target.name}", erased))
 
@@ -197,7 +191,7 @@ def keys_create(
 def keys_list(of: OwnerOption = None) -> None:
     """List API keys."""
     with repository() as repo:
-        _print_list(repo.keys.list(of), lists.keys)
+        output.emit_list(repo.keys.list(of), lists.keys)
 
 
 @keys.command("revoke")

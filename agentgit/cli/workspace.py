@@ -53,11 +53,7 @@ def save(
 def list_(limit: Limit = None, folder: Dir = CURRENT_FOLDER, store: Store = None) -> None:
     """List the snapshots, newest first."""
     with _workspace(folder, store) as workspace:
-        snapshots = workspace.list(limit=limit)
-        output.emit(
-            lambda: [snapshot.to_dict() for snapshot in snapshots],
-            lambda: files.snapshots(snapshots),
-        )
+        output.emit_list(workspace.list(limit=limit), files.snapshots, lambda snapshot: snapshot.to_dict())
 
 
 @app.command()
@@ -90,7 +86,7 @@ def restore(
         if not force:
             _require_saved(plan)
         if not yes:
-            output.confirm("Restore?", lambda: output.show(files.plan(plan)))
+            output.confirm("Restore?", lambda: output.show(files.plan(plan)), yes=False)
             if workspace.plan_restore(snapshot.id, paths=paths) != plan:
                 raise PlanChanged("The files have changed since the plan was shown. Nothing was restored.", plan=plan)
         restored = workspace.restore(snapshot.id, paths=paths)
@@ -115,8 +111,7 @@ def delete(ref: Ref, yes: Yes = False, folder: Dir = CURRENT_FOLDER, store: Stor
     """Delete a snapshot; the files stay as they are."""
     with _workspace(folder, store) as workspace:
         snapshot = _require_snapshot(workspace, ref)
-        if not yes:
-            output.confirm("Delete?", lambda: output.show(files.snapshots([snapshot])))
+        output.confirm("Delete?", lambda: output.show(files.snapshots([snapshot])), yes=yes)
         _print_snapshot(workspace.delete(snapshot.id))
 
 
