@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
 from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -23,8 +24,10 @@ from agentgit.render.views import diff as diffs
 from agentgit.values import parse_time, quote_name
 
 if TYPE_CHECKING:
+    from agentgit.checkpoints import Checkpoint
     from agentgit.checkpoints.comparison import Comparison
     from agentgit.checkpoints.diff import Diff
+    from agentgit.handles.log import Log
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
 
@@ -85,7 +88,7 @@ def log(
             output.line(lambda: {"count": total}, str(total))
             return
         start = session.get_checkpoint(after, branch=branch) if after is not None else None
-        checkpoints = list(islice(query.iterate(start), limit))
+        checkpoints = list(islice(_iterate(query, start), limit))
         listed = Checkpoints(checkpoints[::-1])
         listed.questions = query.questions if start is None else []
         has_none = not checkpoints and (query.is_filtered or start is not None)
@@ -94,6 +97,14 @@ def log(
             lambda: [(Span("no matching checkpoints"),)] if has_none else views.log(listed, listed.questions),
             listed,
         )
+
+
+def _iterate(query: Log, after: Checkpoint | str | None) -> Iterator[Checkpoint]:
+    while True:
+        page = query.page(after=after)
+        yield from page
+        if (after := page.next) is None:
+            return
 
 
 def search(

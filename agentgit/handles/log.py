@@ -229,11 +229,7 @@ class Log(Tabular):
         return bool(self.page(1).items)
 
     def __iter__(self) -> Iterator[Checkpoint]:
-        return self.iterate()
-
-    def iterate(self, after: Checkpoint | None = None) -> Iterator[Checkpoint]:
-        """Yield the checkpoints after one of them, newest first; None yields all."""
-        page = self.page(MAX_PAGE_SIZE // 5, after=after)
+        page = self.page(MAX_PAGE_SIZE // 5)
         yield from page
         while page.next is not None:
             page = self.page(MAX_PAGE_SIZE // 5, after=page.next)
