@@ -147,15 +147,15 @@ class Branching(SessionAccess):
         """
 
         def save_checkpoint(transaction: Writing) -> tuple[StoredRow, int]:
-            self.context.store.sessions.lock(
-                transaction, self._load_editable_branch(transaction, branch_id).external_session_id
-            )
+            branch = self.context.store.sessions.branch(transaction, branch_id)
+            self.context.authorize(transaction, branch.external_session_id)
+            self.context.store.sessions.lock(transaction, branch.external_session_id)
             branch = self.context.store.recover(transaction, self.context.store.sessions.branch(transaction, branch_id))
             if branch.status == RUNNING:
                 raise Conflict(f"Branch {branch.name} is running. Make the checkpoint when its turn has ended.")
             require_no_unfinished_rollback(branch)
             point = self._current_point(transaction, branch, snapshot)
-            checkpoint = self._load_checkpoint(
+            checkpoint = self.context.store.checkpoints.load(
                 transaction, self.context.store.checkpoints.add(transaction, branch.id, point, label)
             )
             return checkpoint, retention.apply_if_due(transaction, self.context.store, branch.external_session_id)
@@ -164,15 +164,6 @@ class Branching(SessionAccess):
         if removed_count:
             self.context.engine().files.release_unused()
         return self.context.read_models.checkpoint(checkpoint)
-
-    def _load_editable_branch(self, transaction: Reading, branch_id: int) -> StoredRow:
-        """Read a branch, after checking that the principal may still change the session."""
-        branch = self.context.store.sessions.branch(transaction, branch_id)
-        self.context.authorize(transaction, branch.external_session_id)
-        return branch
-
-    def _load_checkpoint(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
-        return self.context.store.checkpoints.load(transaction, checkpoint_id)
 
     def _current_point(self, transaction: Writing, branch: StoredRow, snapshot: SnapshotRef | None) -> CheckpointState:
         """Return the current point of a branch, and record which files it has."""
@@ -258,12 +249,12 @@ class Branching(SessionAccess):
 
     def _checkpoint_of(self, transaction: Writing, branch: StoredRow, snapshot: SnapshotRef | None) -> StoredRow:
         require_no_unfinished_rollback(branch)
-        head = self._load_checkpoint(transaction, branch.head_id) if branch.head_id else None
+        head = self.context.store.checkpoints.load(transaction, branch.head_id) if branch.head_id else None
         point = self._current_point(transaction, branch, snapshot)
         if head is not None and (branch.status == RUNNING or _is_at_head(head, point)):
             return head
         label = Label(kind="after" if point.graph_checkpoint_id else "branch", user_id=self.context.user.id)
-        return self._load_checkpoint(
+        return self.context.store.checkpoints.load(
             transaction, self.context.store.checkpoints.add(transaction, branch.id, point, label)
         )
 

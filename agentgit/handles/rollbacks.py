@@ -51,9 +51,6 @@ class Rollbacks(SessionAccess):
 
         return self.context.read(read)
 
-    def operation(self, operation_id: int) -> RollbackReport:
-        return self.context.engine().read_report(operation_id)
-
     def _request(
         self,
         to: CheckpointRef | GraphPoint,
@@ -103,9 +100,6 @@ class Rollbacks(SessionAccess):
         """Restore files; the conversation is unchanged."""
         run = self.context.engine().run
         return self.report(run(replace(request, force=force, plan=plan)), has_new_branch=False)
-
-    def plan_request(self, request: Request) -> RollbackPlan:
-        return self.context.engine().plan(request)
 
     def rewind_request(
         self, restore_point: CheckpointRef, branch: BranchRef, files: FilesOption = True, required_role: Role = EDITOR

@@ -320,7 +320,7 @@ class Session(SessionReader):
             return self._rollbacks.rewind(rewind_request, force=force, plan=plan)
         source_id = self._rollbacks.rollback_source_id(branch_id)
         ids = self._rollbacks.switch(source_id, branch_id, sync="world", force=force, plan=plan)
-        return self._rollbacks.operation(ids[1])
+        return self._context.engine().read_report(ids[1])
 
     def switch(
         self,
@@ -365,7 +365,7 @@ class Session(SessionReader):
                 session_name=self.reference,
             )
         ids = self._rollbacks.switch(branch, None, sync=sync or "world", force=force, on_error=on_error, plan=plan)
-        return self._rollbacks.operation(ids[1])
+        return self._context.engine().read_report(ids[1])
 
     def fork(
         self,
