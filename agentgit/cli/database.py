@@ -10,11 +10,9 @@ from agentgit.cli import output
 from agentgit.cli.options import (
     GROUP,
     AllSchemas,
-    DatabaseOption,
     SchemaName,
     database,
     each_schema,
-    name_database,
     repository,
 )
 from agentgit.cli.output import bar
@@ -26,12 +24,6 @@ if TYPE_CHECKING:
     from agentgit.store.database import Database
 
 app = typer.Typer(**GROUP)
-
-
-@app.callback()
-def before(db: DatabaseOption = None) -> None:
-    """Store the database that is given before the command."""
-    name_database(db)
 
 
 @app.command()
