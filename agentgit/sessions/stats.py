@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -196,10 +197,9 @@ def sum_figures(figures: Iterable[Figures]) -> Figures:
 
 
 def _sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    sums: dict[str, int] = {}
+    sums = Counter[str]()
     for count in counts:
-        for name, n in count.items():
-            sums[name] = sums.get(name, 0) + n
+        sums.update(count)
     return dict(sorted(sums.items()))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from agentgit.errors import NotFound
 from agentgit.handles.session import Session
 from agentgit.render.layout import LayoutItem, LayoutRow, branch_name, folded_items, is_named, references, title_of
-from agentgit.sessions.folded_tree import FoldedTree
+from agentgit.sessions.folded_tree import FoldedTree, path_of
 from agentgit.sessions.tree import Branch, Point
 from agentgit.values import count
 from agentgit.web.api.dependencies import CheckpointId, Id
@@ -165,11 +166,10 @@ class TreeRow:
     @property
     def marks(self) -> dict[str, int]:
         """The numbers of calls of the row's checkpoints, by their mark."""
-        counts: dict[str, int] = {}
+        counts = Counter[str]()
         sources: list[Point | Branch] = [*self.points, *([self.branch] if self.is_end else [])]
         for source in () if self.is_open else sources:
-            for mark, number in source.effects.items():
-                counts[mark] = counts.get(mark, 0) + number
+            counts.update(source.effects)
         return counts
 
 
@@ -316,12 +316,7 @@ def _path_ids(folded: FoldedTree, state: TreeState) -> set[int]:
     branches = {branch.id: branch for branch in folded.tree.walk()}
     found = [branch for branch in branches.values() if branch.name == state.only] if state.only else []
     found = found or [branch for branch in branches.values() if branch.is_current]
-    ids: set[int] = set()
-    branch: Branch | None = found[0] if found else None
-    while branch is not None:
-        ids.add(branch.id)
-        branch = branches.get(branch.parent_id) if branch.parent_id is not None else None
-    return ids
+    return set(path_of(branches, next(iter(found), None)))
 
 
 def _counts_branches(item: LayoutItem) -> bool:
