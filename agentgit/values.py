@@ -85,11 +85,7 @@ class Deferred:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a pickle must not contain `load`, which refers to a database.
-        return dict(_field_items(self))
-
-
-def _field_items(value: Any) -> Iterator[tuple[str, Any]]:
-    return ((f.name, getattr(value, f.name)) for f in fields(value))
+        return {one.name: getattr(self, one.name) for one in fields(cast(Any, self))}
 
 
 class Drawing(NamedTuple):

@@ -176,7 +176,9 @@ class Diff(PrintableDrawing):
             "files", [(s, escape_unprintable(f)) for s, f in [*files, *(("~", f) for f in self.modified_files)]]
         )
         tokens = [("-", self.removed_tokens), ("+", self.added_tokens)]
-        yield from _section_lines("tokens", [(s, _format_tokens(spent)) for s, spent in tokens if spent != Tokens()])
+        yield from _section_lines(
+            "tokens", [(s, f"{t.total:,} ({t.input:,} in, {t.output:,} out)") for s, t in tokens if t != Tokens()]
+        )
 
     def tasks(self) -> list[tuple[str, str]]:
         """Return the tasks of an unfinished step as text, each with its sign."""
@@ -359,10 +361,6 @@ def _text_lines(before: str, after: str) -> Iterator[tuple[str, str]]:
     yield from ((line[0], f"  {_truncate(escape_unprintable(line[1:]))}") for line in lines[:_MOST_LINES])
     if len(lines) > _MOST_LINES:
         yield "~", f"  and {len(lines) - _MOST_LINES} more lines"
-
-
-def _format_tokens(tokens: Tokens) -> str:
-    return f"{tokens.total:,} ({tokens.input:,} in, {tokens.output:,} out)"
 
 
 def format_message(message: Mapping[str, Any]) -> str:

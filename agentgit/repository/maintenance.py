@@ -111,7 +111,8 @@ class Maintenance:
             elif shrink and any((*collected, *removed_ids)):
                 problem = self._shrink()
             wiped = last_erasure if shrink and not problem else last_wiped
-            self.context.change(lambda c: self._record_gc(c, collected, wiped))
+            details = {**collected._asdict(), "wiped": wiped}
+            self.context.change(lambda c: record_event(c, "gc.done", user_id=self.context.user.id, **details))
         parts.end()
         return Reclaimed(
             **collected._asdict(),
@@ -122,9 +123,6 @@ class Maintenance:
             dry_run=dry_run,
             problem=problem,
         )
-
-    def _record_gc(self, transaction: Writing, collected: Collected, wiped: int | None) -> None:
-        record_event(transaction, "gc.done", user_id=self.context.user.id, **collected._asdict(), wiped=wiped)
 
     def _erasures(self, transaction: Reading) -> tuple[int | None, int | None]:
         """Return the ids of the events of the last erasure, and of the last one whose traces a collection removed."""

@@ -575,7 +575,8 @@ class Repository:
         if ref is not None and checkpoint is not None:
             raise InvalidInput("Name the session, or one of its checkpoints, not both.")
         if create or template is not None:
-            return Session(self._context, SessionFactory(self._context).ensure(_name_to_create(ref), template).id)
+            name: Any = ref.session_name if isinstance(ref, ExternalSession) else ref  # `ensure` checks it
+            return Session(self._context, SessionFactory(self._context).ensure(name, template).id)
         lookup = self._context.lookup
 
         def find(transaction: Reading) -> int:
@@ -808,11 +809,3 @@ class Repository:
     aresume = async_twin(resume)
     aresolve = async_twin(resolve)
     aauthenticate = async_twin(authenticate)
-
-
-def _name_to_create(ref: SessionRef) -> str:
-    if isinstance(ref, ExternalSession):
-        return ref.session_name
-    if not isinstance(ref, str):
-        raise InvalidInput(f"A session needs a name of 1 to 200 characters, not {ref!r}.")
-    return ref

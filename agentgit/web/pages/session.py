@@ -53,7 +53,8 @@ def read_conversation(
     messages = (holder or line).conversation_history
     if holder is not None:
         track = track[: holder.get_tool_track_position()]
-    kept, counts = _kept_calls(session), counts_at(points, messages, is_start=is_start)
+    kept = {item["invocation"] for operation in session.operations() for item in operation.report.get("kept", ())}
+    counts = counts_at(points, messages, is_start=is_start)
     turns = turns_of(points, messages, track, kept=kept, is_start=is_start, counts=counts)
     turns, first = last_entries(turns, until)
     earlier = {"before": before, "until": first} if first is not None else None
@@ -66,11 +67,6 @@ def read_conversation(
         earlier=earlier,
         holder=holder.id if holder is not None else None,
     )
-
-
-def _kept_calls(session: Session) -> set[int]:
-    """Return the ids of the calls whose effects a rollback left in the world."""
-    return {item["invocation"] for operation in session.operations() for item in operation.report.get("kept", ())}
 
 
 @router.get("")

@@ -141,7 +141,6 @@ def checkpoint(visit: Visit, session_id: Id, checkpoint_id: Id, earlier: Offset 
         calls=point.tool_invocations[-MAX_ITEMS:],
         calls_total=len(point.tool_invocations),
         before=previous_checkpoint(visit.repo, session_id, point),
-        restorable=MAX_ITEMS,
     )
 
 
