@@ -5,7 +5,6 @@ These are checkpoint, annotate, fork, rename, undo, redo, recover and explore.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -25,6 +24,7 @@ from agentgit.cli.options import (
     Trust,
     Yes,
     import_from_here,
+    import_function,
     repository,
     usage,
 )
@@ -45,7 +45,6 @@ if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
     from agentgit.handles.session import Session
     from agentgit.sessions import InternalSession
-    from agentgit.sessions.tree import ExploredBranch
 
 app = typer.Typer(**GROUP)
 
@@ -320,7 +319,7 @@ def explore(
             exploration = agent.explore(
                 planned_steps,
                 planned_choices,
-                score=_import_score(score) if score else None,
+                score=import_function(score, "takes a leaf and returns a number"),
                 parallel=parallel,
                 name=name,
             )
@@ -350,12 +349,3 @@ def _steps_and_choices(
         "Give the message of each step, and how often to run it: --step TEXT --choices 3. Or give the possible "
         "messages of a step: --choice TEXT --choice TEXT."
     )
-
-
-def _import_score(path: str) -> Callable[[ExploredBranch], float]:
-    from agentgit.agents import user_modules
-
-    score_function: Callable[[ExploredBranch], float] = user_modules.value_in(path)
-    if not callable(score_function):
-        raise InvalidInput(f"{path} is not a function. Name a function that takes a leaf and returns a number.")
-    return score_function

@@ -232,6 +232,19 @@ def import_from_here() -> None:
         sys.path.insert(0, cwd)
 
 
+def import_function(path: str | None, does: str) -> Any:
+    """Import the function that an option names, if it does; `does` tells what it is to do."""
+    if path is None:
+        return None
+    from agentgit.agents import user_modules
+
+    import_from_here()
+    function = user_modules.value_in(path)
+    if not callable(function):
+        raise InvalidInput(f"{path} is not a function. Name a function that {does}.")
+    return function
+
+
 def trusted_modules(named: Sequence[str] | None) -> list[str]:
     """Return the named modules, else the environment's, and make the current directory importable."""
     from agentgit.repository import modules_to_trust

@@ -277,11 +277,6 @@ def parse_json(text: str, option: str) -> Any:
         raise InvalidInput(f"{option} is not valid JSON: {error}.") from error
 
 
-def parse_result(text: str | None) -> Any:
-    """Parse `--result`, the return value of a call."""
-    return None if text is None else parse_json(text, "--result")
-
-
 def _supports_colours(stream: TextIO) -> bool:
     if os.environ.get("NO_COLOR") or os.environ.get("TERM") == "dumb":
         return False

@@ -225,7 +225,7 @@ def resolve(
         typer.Option("--result", metavar="JSON", help="The return value of the call, for its undo function."),
     ] = None,
 ) -> None:
-    return_value = output.parse_result(result)
+    return_value = output.parse_json(result, "--result") if result is not None else None
     with repository() as repo:
         call = repo.resolve(invocation, outcome.replace("-", "_"), result=return_value)
         output.emit(call.to_dict, lambda: calls([call]))

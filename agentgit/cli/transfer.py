@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +15,7 @@ from agentgit.cli.options import (
     COMMAND_PATH,
     GLOBAL_OPTIONS,
     address,
-    import_from_here,
+    import_function,
     repository,
 )
 from agentgit.cli.output import bar
@@ -75,22 +75,10 @@ def export(
             branch=branch,
             checkpoint=checkpoint,
             files=files,
-            redact=_import_redaction(redact_with) or redact or as_test,
+            redact=import_function(redact_with, "takes a text and returns it") or redact or as_test,
             progress=progress,
         )
     _print_summary("exported", summary, piped=file == PIPE)
-
-
-def _import_redaction(path: str | None) -> Callable[[str], str] | None:
-    if path is None:
-        return None
-    from agentgit.agents import user_modules
-
-    import_from_here()
-    function: Callable[[str], str] = user_modules.value_in(path)
-    if not callable(function):
-        raise InvalidInput(f"{path} is not a function. Name a function that takes a text and returns it.")
-    return function
 
 
 Name = Annotated[str | None, typer.Option("--session", metavar="NAME", help="The name of the new session.")]
