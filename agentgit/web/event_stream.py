@@ -26,10 +26,6 @@ RETRY_MILLISECONDS = 3_000
 """The number of milliseconds after which a disconnected browser reconnects."""
 
 
-class TooManyFeeds(Exception):
-    """The user has reached the limit of open feeds."""
-
-
 class FeedCounter:
     def __init__(self, most: int) -> None:
         self.most = most
@@ -39,11 +35,11 @@ class FeedCounter:
     def __len__(self) -> int:
         return self._open_feeds.total()
 
-    def acquire(self, user_id: int) -> None:
+    def acquire(self, user_id: int) -> bool:
         with self._lock:
-            if self._open_feeds[user_id] >= self.most:
-                raise TooManyFeeds
-            self._open_feeds[user_id] += 1
+            is_free = self._open_feeds[user_id] < self.most
+            self._open_feeds[user_id] += is_free
+            return is_free
 
     def release(self, user_id: int) -> None:
         with self._lock:
