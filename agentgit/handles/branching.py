@@ -105,28 +105,25 @@ class Tagging(SessionAccess):
         return match
 
 
-class Annotating(SessionAccess):
-    """Changes what people wrote about the checkpoints of a session."""
+def annotate(access: SessionAccess, ref: CheckpointRef, branch: BranchRef, changes: Mapping[str, Any]) -> Checkpoint:
+    require_text(changes.get("name"), changes.get("description"))
+    context, store = access.context, access.context.store
 
-    def annotate(self, ref: CheckpointRef, branch: BranchRef, changes: Mapping[str, Any]) -> Checkpoint:
-        require_text(changes.get("name"), changes.get("description"))
-        store = self.context.store
+    def change_row(transaction: Writing) -> Checkpoint:
+        access.load_session(transaction, EDITOR)
+        store.sessions.lock(transaction, access.session_id)
+        row = access.find_checkpoint(transaction, ref, branch)
+        if "data" in changes and merge_source_id(row.data) is not None:
+            raise Conflict(
+                f"The data of {row.branch_name}#{row.number} records what was merged there, and the next merge "
+                "needs it. Change its name or description."
+            )
+        store.checkpoints.annotate(transaction, row, context.user.id, changes)
+        changed_row = store.checkpoints.load(transaction, row.id)
+        store.search_index.index_annotation(transaction, changed_row)
+        return context.read_models.checkpoints(transaction, [changed_row])[0]
 
-        def change_row(transaction: Writing) -> Checkpoint:
-            self.load_session(transaction, EDITOR)
-            store.sessions.lock(transaction, self.session_id)
-            row = self.find_checkpoint(transaction, ref, branch)
-            if "data" in changes and merge_source_id(row.data) is not None:
-                raise Conflict(
-                    f"The data of {row.branch_name}#{row.number} records what was merged there, and the next merge "
-                    "needs it. Change its name or description."
-                )
-            store.checkpoints.annotate(transaction, row, self.context.user.id, changes)
-            changed_row = store.checkpoints.load(transaction, row.id)
-            store.search_index.index_annotation(transaction, changed_row)
-            return self.context.read_models.checkpoints(transaction, [changed_row])[0]
-
-        return self.context.change(change_row)
+    return context.change(change_row)
 
 
 class Branching(SessionAccess):

@@ -16,7 +16,7 @@ from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import DONE
 from agentgit.effects.plan import SWITCH
 from agentgit.errors import Conflict, InvalidInput
-from agentgit.handles.branching import Annotating, Branching, recover
+from agentgit.handles.branching import Branching, annotate, recover
 from agentgit.handles.context import BranchRef, Context
 from agentgit.handles.retention import SessionRetention, delete_unneeded, erase
 from agentgit.handles.session_reader import SessionReader
@@ -141,7 +141,7 @@ class Session(SessionReader):
         changes = {field: value for field, value in given.items() if value is not ...}
         if not changes:
             raise InvalidInput("There is nothing to change. Give a name, a description or data.")
-        return Annotating(self._context, self.id).annotate(ref, branch, changes)
+        return annotate(self._access, ref, branch, changes)
 
     def delete_checkpoint(self, ref: CheckpointRef, *, branch: BranchRef = None) -> Checkpoint:
         """Delete a checkpoint and return it. The conversation and the tool track are kept.
