@@ -50,16 +50,6 @@ def parse(text: str) -> Reference:
     )
 
 
-def require_branch_name(text: str) -> str:
-    """Check the name of a branch and return it; see `require_name`.
-
-    Example:
-        >>> require_branch_name("rather a sofa")
-        'rather a sofa'
-    """
-    return require_name(text, "branch")
-
-
 def require_name(text: str, kind: str) -> str:
     """Check the name of a branch or a tag and return it; a valid name makes every reference to it parsable."""
     if not isinstance(text, str):
