@@ -153,7 +153,6 @@ class AllCommands(CommandGroup):
         )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the words name, and import its module."""
         if args:
             self._load(args[0])
         return super().resolve_command(ctx, args)

@@ -86,7 +86,6 @@ class NamesHere:
         return [branch.name for branch in session.branches()]
 
     def checkpoints(self, session: Session, incomplete: str = "") -> list[str]:
-        """List HEAD, branches, tags, and the names and references of the newest checkpoints."""
         branch = self._bound[1] if self._bound is not None and self._bound[0] == session else None
         points = session.log(branch=branch).page(MAX_CHECKPOINTS)
         return [

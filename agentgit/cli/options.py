@@ -52,7 +52,6 @@ COMMAND_PATH: ContextVar[str] = ContextVar("agentgit_command", default="agentgit
 
 class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the words name, and remember it for error messages."""
         found: Any = super().resolve_command(ctx, args)
         name, command, _ = found
         needs_graph = any(one.name == "graph" and one.param_type_name == "argument" for one in command.params)

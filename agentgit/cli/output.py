@@ -219,7 +219,6 @@ def say(text: str) -> None:
 
 
 def stream(text: str) -> None:
-    """Write a piece of text immediately, without a newline."""
     sys.stdout.write(encodable(visible(text), sys.stdout))
     flush()
 
@@ -262,7 +261,6 @@ def confirm(question: str, show: Callable[[], None] | None = None, *, yes: bool)
 
 
 def fail(error: AgentGitError) -> int:
-    """Write an error as one line to standard error, and return its exit code."""
     message = clean(error.worded("cli"))
     data: dict[str, Any] = {"error": type(error).__name__, "message": message, "exit_code": error.exit_code}
     data["next"] = [step.to_dict() for step in error.next]

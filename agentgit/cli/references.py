@@ -55,7 +55,6 @@ def changed_session(repo: Repository, name: str | None, form: str = "SESSION") -
 
 
 def parse_changed(repo: Repository, text: str | None) -> tuple[Session, str | None]:
-    """Parse `[SESSION[@BRANCH]]` of a command that changes something."""
     session, branch = split(repo, text)
     return (session, branch) if session is not None else (only_session(repo), branch or _bound_branch(changes=True))
 
@@ -228,7 +227,6 @@ def _named(repo: Repository, name: str | None) -> Session:
 
 
 def _name(session: Session | None, name: str, branch: str | None = None) -> None:
-    """Let the commands that an error proposes name a session and a branch, too."""
     if session is not None and name.startswith("-"):
         name = str(session.id)  # the name would be read as an option
     NAMED_PLACE.set(NAMED_PLACE.get()._replace(session=name, branch=branch or ""))

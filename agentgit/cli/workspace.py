@@ -168,7 +168,6 @@ def _require_snapshot(workspace: Workspace, ref: str) -> FileCheckpoint:
 
 
 def _require_saved(plan: Restored) -> None:
-    """Refuse a restore that would change files modified since the last snapshot."""
     unsaved = sorted({*plan.restored, *plan.deleted} & set(plan.changed))
     if unsaved:
         raise WorkspaceChanged(

@@ -18,8 +18,6 @@ from agentgit.store.sql.transaction import Reading
 
 
 class Comparator(SessionAccess):
-    """Compares checkpoints and branches of a session with each other or with those of another session."""
-
     def diff(self, a: CheckpointRef, b: CheckpointRef, other: SessionAccess) -> Diff:
 
         def load(transaction: Reading) -> tuple[Checkpoint, Checkpoint, CheckpointComparison]:

@@ -41,8 +41,6 @@ from agentgit.values import Tabular
 
 
 class TextSearch(SessionAccess):
-    """Finds messages, tool calls and named checkpoints of a session by their words."""
-
     def find_words(self, text: str, scope: Scope, limit: int, after: str | None, progress: OnProgress | None) -> Hits:
         search_query, size, cursor = parse_query(text), require_page_size(limit), parse_hit_cursor(after)
         is_complete = self._index_texts(progress)
@@ -138,7 +136,6 @@ class LogReader(SessionAccess):
         return self.context.read(load)
 
     def questions(self, scope: Scope) -> list[Any]:
-        """Return what the graph asks at the head of the branch of a log."""
 
         def load(transaction: Reading) -> list[Any]:
             branch = self.find_branch(transaction, scope.branch)

@@ -18,8 +18,6 @@ from agentgit.store.threads.model_calls import RecordedModelCall
 
 
 class ModelCallRecord(NamedTuple):
-    """The model calls between two points of a branch."""
-
     branch: str
     calls: Sequence[RecordedModelCall]
     has_requests: bool

@@ -31,7 +31,6 @@ class Rollbacks(SessionAccess):
     # -- rollback
 
     def plan(self, to: CheckpointRef | GraphPoint, branch: BranchRef, options: RollbackOptions) -> RollbackPlan:
-        """Return what a rollback would do, without doing anything."""
         return self.context.engine().plan(self._request(to, branch, options))
 
     def run(self, to: CheckpointRef | GraphPoint, branch: BranchRef, options: RollbackOptions) -> int:
@@ -139,7 +138,6 @@ class Rollbacks(SessionAccess):
     # -- switch
 
     def plan_switch(self, branch: BranchRef) -> RollbackPlan:
-        """Return what would bring the world to the state of a branch, without doing anything."""
         return self.context.engine().plan_switch(self.read_branch(branch).id)
 
     def set_current_branch(self, branch: BranchRef, *, source_id: int | None = None) -> StoredRow:

@@ -139,7 +139,6 @@ class SessionFactory:
             self.context.engine().run(self._run_request(first_checkpoint, force=force))
 
     def _require_runnable(self, transaction: Reading, session_id: int) -> None:
-        """Check that the calls of a template can run in a session that is being created."""
         (branch,) = self.context.store.sessions.branches(transaction, session_id)
         first_checkpoint = self.context.store.checkpoints.load(transaction, branch.head_id)
         planner = self.context.engine().planner

@@ -147,7 +147,6 @@ class Magics:
             failure.add_note(_still_there(branch_agent, error))
 
     def _confirm(self, agent: RollbackAgent, plan: RollbackPlan, question: str) -> None:
-        """Show what bringing the world to a branch does, and ask; a blocked plan is refused later."""
         if not plan.is_admissible:
             return
         _show(plan)
@@ -213,7 +212,6 @@ def _still_there(agent: RollbackAgent, error: AgentGitError) -> str:
 
 
 def _is_own(agent: RollbackAgent, plan: RollbackPlan) -> bool:
-    """Return whether a plan takes back only what an agent has seen."""
     try:
         agent._require_unmoved()
         agent.session._rollbacks.require_own(plan, agent.branch_id)
@@ -236,7 +234,6 @@ def _show(value: Any) -> None:
 
 @contextmanager
 def _short_errors() -> Iterator[None]:
-    """Show an agentgit error on one line without a traceback."""
     try:
         yield
     except AgentGitError as error:

@@ -60,7 +60,6 @@ class TreeWidget(anywidget.AnyWidget):
         self._draw()
 
     def view(self) -> dict[str, Any]:
-        """Return the entry of a cell's output that shows this widget."""
         bundle = self._repr_mimebundle_() or ({},)
         return {kind: value for kind, value in bundle[0].items() if kind != "text/plain"}
 

@@ -303,7 +303,6 @@ class Events:
 
 
 def _cursor_of(after: Event | str | None) -> Cursor:
-    """Return the place in the feed after which to read."""
     if after is None:
         return START
     text = after.cursor if isinstance(after, Event) else after

@@ -144,7 +144,6 @@ def require_file_support(workspace: str | Path | Workspace | None) -> None:
 
 @contextmanager
 def _convert_read_errors(path: ImportSource) -> Iterator[None]:
-    """Convert errors of reading into `Unavailable`, with the name of the file."""
     try:
         yield
     except OSError as error:

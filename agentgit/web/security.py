@@ -198,7 +198,6 @@ def require_secure_connection(request: Request) -> None:
 
 
 def set_sign_in_cookie(request: Request, response: Response, credential: str) -> Response:
-    """Set the cookie of a signed-in browser. The browser is signed out before it expires if its key ends."""
     set_cookie(request, response, cookie_name(request), credential, int(BROWSER_LIFETIME.total_seconds()))
     return response
 
@@ -216,7 +215,6 @@ FORM_COOKIE = "agentgit-form"
 
 
 def csrf_token(connection: HTTPConnection, form_cookie: str | None = None) -> str:
-    """Return the CSRF token for forms, derived from the browser's cookie; empty if there is no cookie."""
     cookie = form_cookie or _cookie_of_forms(connection)
     return hmac.new(cookie.encode("utf-8", "replace"), b"agentgit form", hashlib.sha256).hexdigest() if cookie else ""
 

@@ -59,7 +59,6 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """End the live feeds, finish the other requests, and stop."""
         self._site.is_closing = True
         await super().shutdown(sockets)
 

@@ -173,7 +173,6 @@ def _is_new(session: Session, branch: InternalSession) -> bool:
 
 
 def _run(agent: Any, content: str | list[Any]) -> None:
-    """Run a turn. Its error is an event of the session, and is written to the log."""
     try:
         agent.invoke({"messages": [{"role": "user", "content": content}]})
     except Conflict as error:

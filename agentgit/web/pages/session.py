@@ -27,8 +27,6 @@ MAX_POINTS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """The part of a conversation that one page shows."""
-
     branch: InternalSession
     at: Checkpoint | None
     turns: list[Turn]
@@ -101,7 +99,6 @@ def image(
     number: Offset = 0,
     block: Offset = 0,
 ) -> Response:
-    """Return an image that a message of a checkpoint, or of the newest state of a branch, contains."""
     handle = visit.repo.session(session_id)
     messages = (handle.branch(branch) if at is None else handle.get_checkpoint(at)).conversation_history
     content = messages[number].get("content") if number < len(messages) else None

@@ -119,7 +119,6 @@ Ref = Annotated[str, Query(max_length=300)]
 
 @checkpoint_router.get("/checkpoints/{checkpoint_id}")
 def checkpoint(visit: Visit, session_id: Id, checkpoint_id: Id, earlier: Offset = 0, values: Offset = 0) -> Response:
-    """Show a checkpoint: the end of its conversation, with links to earlier messages."""
     session = visit.repo.session(session_id)
     point = session.get_checkpoint(checkpoint_id)
     messages, state = point.conversation_history, point.session_state
@@ -237,6 +236,5 @@ def untag(visit: Visit, session_id: Id, name: Text, in_place: Annotated[bool, Fo
 
 
 def _checkpoint_page(session_id: int, checkpoint_id: int, *, in_place: bool) -> str:
-    """Return the path of the page that shows a checkpoint: the session's page, or that of the checkpoint alone."""
     at = f"/sessions/{session_id}"
     return f"{at}?at={checkpoint_id}" if in_place else f"{at}/checkpoints/{checkpoint_id}"

@@ -60,8 +60,6 @@ Ids = Annotated[list[int], Query(max_length=MAX_TOGGLED)]
 
 @dataclass(frozen=True, kw_only=True)
 class TreeState:
-    """The parts of a tree that a reader has asked to see, from the query of a page."""
-
     opened: frozenset[int] = frozenset()
     closed: frozenset[int] = frozenset()
     limit: int = LIMIT
@@ -327,7 +325,6 @@ def _counts_branches(item: LayoutItem) -> bool:
 
 
 def tree_context(request: Request, session: Session, state: TreeState, at: int | None = None) -> dict[str, Any]:
-    """Return the variables of the template `_tree.html`."""
     matches: list[str] = []
     try:
         folded = _read(session, state, state.only or None)

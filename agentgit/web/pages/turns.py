@@ -241,7 +241,6 @@ def turns_of(
 
 
 def last_entries(turns: Sequence[Turn], until: int | None = None) -> tuple[list[Turn], int | None]:
-    """Keep the last messages of turns, as many as one page shows."""
     left, room, first, is_reached = list[Turn](), MAX_ENTRIES, until, until is None
     for turn in reversed(turns):
         entries = list[Said | Checkpoint]()

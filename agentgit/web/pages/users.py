@@ -71,7 +71,6 @@ def sign_in(request: Request, key: Name, next: Annotated[str, Form(max_length=MA
 
 @router.post("/sign-out", dependencies=[Depends(require_same_site)])
 def sign_out(request: Request, visit: Visit) -> Response:
-    """Sign out, and revoke the key that this browser got for a sign-in link."""
     if not visit.by_proxy:
         site_of(request).authenticator.sign_out(request.cookies[cookie_name(request)])
     return delete_sign_in_cookie(request, visit.redirect("/sign-in"))
@@ -91,7 +90,6 @@ def users(visit: Visit) -> Response:
 
 
 def _render_users(visit: Visitor, user: User | None = None) -> Response:
-    """Render the list of users, with a new sign-in link for one of them."""
     link = ""
     if user is not None and (address := address_of(visit.request)) is not None:
         root = visit.request.scope.get("root_path", "")
@@ -101,7 +99,6 @@ def _render_users(visit: Visitor, user: User | None = None) -> Response:
 
 @router.post("/users", dependencies=[Depends(require_same_site)])
 def add_user(visit: Visit, name: Name, is_admin: Annotated[bool, Form()] = False) -> Response:
-    """Create a user, and show a sign-in link once."""
     return _render_users(visit, visit.repo.users.add(name, is_admin=is_admin))
 
 
@@ -109,7 +106,6 @@ def add_user(visit: Visit, name: Name, is_admin: Annotated[bool, Form()] = False
 def change_user(
     visit: Visit, user: RecordId, what: Annotated[Literal["disable", "enable", "link"], Form()]
 ) -> Response:
-    """Disable or enable a user, or show a new sign-in link."""
     if what == "link":
         return _render_users(visit, visit.repo.users.find(user))
     (visit.repo.users.disable if what == "disable" else visit.repo.users.enable)(user)
@@ -118,7 +114,6 @@ def change_user(
 
 @router.post("/users/delete", dependencies=[Depends(require_same_site)])
 def delete_user(visit: Visit, user: RecordId, name: Name = "", force: Checkbox = False) -> Response:
-    """Permanently delete a user with all their sessions if the name was typed, and show what was deleted."""
     target = visit.repo.users.find(user)
     if name != target.name:
         raise InvalidInput(f"Nothing was deleted. Type the name of the user, {target.name}, to delete them.")
@@ -185,7 +180,6 @@ def share(visit: Visit, session_id: Id, user: Name, role: Role = "viewer", days:
 
 @router.post("/sessions/{session_id}/members/delete", dependencies=[Depends(require_same_site)])
 def unshare(visit: Visit, session_id: Id, user: Name) -> Response:
-    """Revoke the roles of a user, or leave the session."""
     visit.repo.session(session_id).sharing.unshare(user)
     has_left = user == visit.repo.user.name
     return visit.redirect("/sessions" if has_left else f"/sessions/{session_id}/sharing")
