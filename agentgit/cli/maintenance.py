@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -13,7 +12,6 @@ import typer
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_session
 from agentgit.cli.options import (
-    COMMAND_PATH,
     AllSchemas,
     ForceErase,
     OfBranch,
@@ -27,7 +25,7 @@ from agentgit.cli.options import (
 )
 from agentgit.cli.output import bar
 from agentgit.errors import Corrupt, InvalidInput
-from agentgit.render.text import clean, place
+from agentgit.render.text import place
 from agentgit.render.views import maintenance as views
 
 if TYPE_CHECKING:
@@ -81,9 +79,6 @@ def retention(
         limits = _apply_options(current, on, off, most, after, last, age) if has_changes else current
         if has_changes and not dry_run:
             session.retention.set(limits)
-        if limits is None and (now or dry_run):
-            command = f"{COMMAND_PATH.get()} {shlex.quote(clean(session.reference))} --on"
-            raise InvalidInput(f"{clean(session.reference)} keeps everything. Set what it keeps first: {command}")
         if now or dry_run:
             result = session.retention.apply(limits, dry_run=dry_run)
             output.emit_at(session, None, result.to_dict, lambda: views.thinned(result))
