@@ -139,7 +139,8 @@ def _session_words(names: Names, incomplete: str) -> Iterator[str]:
 
 def _complete(context: typer.Context, incomplete: str, list_words: Callable[[Names], Iterator[str]]) -> list[str]:
     if (host := HOST.get()) is not None:
-        return [word for word in dict.fromkeys(list_words(host.names())) if word.startswith(incomplete)]
+        here: Any = NamesHere(host.repository(), host.session(changes=False))  # it has the same methods
+        return [word for word in dict.fromkeys(list_words(here)) if word.startswith(incomplete)]
     root, location = context.find_root().params, _database_of(context)
     try:
         with closing(_connect(location)) as connection:

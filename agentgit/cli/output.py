@@ -49,9 +49,6 @@ class Host(Protocol):
     def session(self, *, changes: bool) -> tuple[Session, str] | None:
         """Return the session and branch for commands that name none; None if there is no such session."""
 
-    def names(self) -> Any:
-        """Return the names that completion offers, as `agentgit.cli.completion.NamesHere`."""
-
     def show(self, value: Any, view: View) -> None:
         """Show a result: its value, or the view of it if there is none."""
 

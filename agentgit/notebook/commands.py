@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentgit.cli.app import complete_in, quote_word, run_in
-from agentgit.cli.completion import Names, NamesHere
+from agentgit.cli.completion import NamesHere
 from agentgit.errors import AgentGitError, InvalidInput, NotFound
 from agentgit.handles.session import Session
 from agentgit.next_steps import Face, Next
@@ -106,12 +106,6 @@ class Notebook:
             self._display(target_line(agent.session, branch, variable))
         return agent.session, branch
 
-    def names(self) -> Names:
-        agents = self._agents
-        bound = (agents[0][1].session, agents[0][1].branch.name) if agents else None
-        names: Any = NamesHere(self.repository(), bound)
-        return names  # type: ignore[no-any-return]  # it has the same methods
-
     def show(self, value: Any, view: View) -> None:
         self.display_waiting()
         self._waiting.append(DisplayedView(view) if value is None else value)
@@ -187,8 +181,9 @@ def complete(namespace: NotebookNamespace, text: str) -> tuple[str, list[str]] |
         notebook = Notebook(namespace, lambda _: None)
         if magic is not None:
             return fragment, complete_in(notebook, shlex.split(match[1].removesuffix(fragment)), unquoted)
-        names: Any = notebook.names()
-        words = names.checkpoints(names.session(""))
+        names = NamesHere(notebook.repository(), notebook.session(changes=False))
+        session = names.session("")
+        words = names.checkpoints(session) if session is not None else []
     except (AgentGitError, ValueError):  # no session yet, or an open quote: typing must not raise errors
         return fragment, []
     return fragment, [quote_word(word) for word in words if word.startswith(unquoted)]

@@ -19,7 +19,6 @@ from agentgit.agents.agent import RollbackAgent
 from agentgit.cli import output
 from agentgit.cli.app import complete_in, run_in
 from agentgit.cli.commands import COMMANDS
-from agentgit.cli.completion import Names, NamesHere
 from agentgit.effects import RollbackReport
 from agentgit.errors import (
     AgentGitError,
@@ -191,10 +190,6 @@ class Chat:
 
     def session(self, *, changes: bool) -> tuple[Session, str]:
         return self.agent.session, self.agent.branch.name
-
-    def names(self) -> Names:
-        names: Any = NamesHere(self.repo, self.session(changes=False))
-        return names  # type: ignore[no-any-return]  # it has the same methods
 
     def show(self, value: Any, view: View) -> None:
         output.show(view)
