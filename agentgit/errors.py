@@ -237,7 +237,6 @@ class TurnAbandoned(Worded, UserWarning):
 
 
 def _render_with(error: Exception, value: Any) -> str:
-    """Return the HTML of an error and of its plan or report, for a notebook."""
     return f"<p><b>{type(error).__name__}</b>: {escape(str(error))}</p>{value._repr_html_()}"
 
 

@@ -18,50 +18,16 @@ from langgraph.store.base.batch import AsyncBatchedBaseStore
 from agentgit.errors import Unavailable
 from agentgit.next_steps import Next
 
-__all__ = [
-    "CONFIG_KEYS_OF_HOSTS",
-    "CONFIG_KEY_CACHE",
-    "CONFIG_KEY_CHECKPOINT_MAP",
-    "CONFIG_KEY_CHECKPOINT_NS",
-    "CONFIG_KEY_DURABILITY",
-    "CONFIG_KEY_RESUMING",
-    "CONFIG_KEY_RUNTIME",
-    "CONFIG_KEY_SCRATCHPAD",
-    "CONFIG_KEY_SEND",
-    "CONFIG_KEY_STREAM_MESSAGES_V2",
-    "CONFIG_KEY_TASK_ID",
-    "CONFIG_KEY_THREAD_ID",
-    "PULL",
-    "PUSH",
-    "SAFE_MSGPACK_TYPES",
-    "TASKS",
-    "ChannelWrite",
-    "ChannelWriteTupleEntry",
-    "DeltaSnapshot",
-    "PregelNode",
-    "PregelScratchpad",
-    "RunnableCallable",
-    "channels_from_checkpoint",
-    "is_internal_key",
-    "loop_of_store",
-    "messages_delta_reducer",
-    "msgpack_default",
-    "recast_checkpoint_ns",
-    "set_task_path_column",
-    "task_path_str",
-    "tool_node_functions",
-    "wrap_each_call",
-]
+__all__ = ["DeltaSnapshot"]  # the other names are assigned, so type checkers export them
 
 CHECKED_VERSION = "1.2.22"
 """The version of LangGraph whose source was last checked for these names."""
 
 try:
-    from langgraph._internal import _config, _constants, _scratchpad
-    from langgraph._internal._runnable import RunnableCallable
+    from langgraph._internal import _config, _constants, _runnable, _scratchpad
     from langgraph.checkpoint.serde import _msgpack, jsonplus
     from langgraph.checkpoint.serde.types import _DeltaSnapshot as DeltaSnapshot
-    from langgraph.graph.message import _messages_delta_reducer as messages_delta_reducer
+    from langgraph.graph import message
     from langgraph.pregel import _algo, _checkpoint, _read, _write
 
     # Keys of config["configurable"] in a running task.
@@ -98,7 +64,10 @@ try:
     PregelScratchpad = _scratchpad.PregelScratchpad
     """The questions (interrupts) of a task, and the answers that it has received."""
 
+    messages_delta_reducer = message._messages_delta_reducer
+
     # Nodes and their channel writes, outside of a graph builder.
+    RunnableCallable = _runnable.RunnableCallable
     ChannelWrite = _write.ChannelWrite
     ChannelWriteTupleEntry = _write.ChannelWriteTupleEntry
     PregelNode = _read.PregelNode

@@ -18,7 +18,7 @@ Verb = Literal[
     "add_no_files", "add_overwrite", "add_user", "answer", "answer_calls", "answer_each", "check_schema", "confirm",
     "continue", "continue_exploration", "create_database", "create_session", "declare", "diff", "drop_question",
     "enable_user", "force", "force_delete", "force_files", "force_recover", "force_restore", "force_rollback",
-    "force_template", "fork", "fsck", "give_keys", "grant", "install", "keep_files", "list_branch", "list_branches",
+    "force_template", "fork", "fsck", "give_keys", "grant", "install", "keep_files", "list_branches",
     "list_calls", "list_checkpoints", "list_keys", "list_links", "list_members", "list_operations", "list_sessions",
     "list_snapshots", "list_tags", "list_users", "no_files", "overwrite_files", "recover", "redo_planned",
     "report_unowned", "rerun_live", "resolve", "resolve_happened", "resolve_to_reverse", "resume", "resume_forced",
@@ -76,7 +76,6 @@ class Worded(Exception):
 
     @property
     def reason(self) -> Reason:
-        """The message and the next steps, as the reason for something else."""
         return Reason(self.message, *self.next)
 
     def worded(self, face: Face) -> str:
@@ -98,7 +97,6 @@ class Reason(str):
     next: tuple[Next, ...]
 
     def __new__(cls, message: str, *next: Next) -> Self:
-        """Create a reason."""
         reason = super().__new__(cls, _join(message, next, "python"))
         reason.message, reason.next = message, next
         return reason
@@ -164,6 +162,7 @@ def _thing(words: Mapping[str, str], face: Face, arguments: Mapping[str, Any]) -
         options, branch = named.options if face in RUN else "", arguments.get("branch", named.branch)
         place = f"{named.session}@{branch}" if branch else named.session
         words = {"session": named.session and f" {_quoted(named.session)}", "place": place and f" {_quoted(place)}"}
+        words["at"] = f"branch={arguments['branch']!r}" if "branch" in arguments else ""
         words |= {"run": f"{RUN.get(face, RUN['cli'])}{options}", "agentgit": f"{RUN['cli']}{options}"}
         return template.format(**words, **given)
 
@@ -337,17 +336,10 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         "repo.wrap(graph, workspace=...)",
         "{agentgit}chat MODULE:GRAPH{place} --workspace DIR",
     ),
-    "list_branch": _words(
-        "lists them",
-        "session.log(branch={branch})",
-        "{run}log{place}",
-        page="“Tree”",
-        mcp="`list_checkpoints` with branch {branch}",
-    ),
     "list_branches": _list("session.branches()", "branches{session}", "Tree", "branches"),
     "list_calls": _list("session.tool_track()", "tool-track{place}", "Tool calls", "tool_track"),
     "list_checkpoints": _list(
-        "session.log()", "log{place}", "Tree", "list_checkpoints", graph="graph.get_state_history(config)"
+        "session.log({at})", "log{place}", "Tree", "list_checkpoints", graph="graph.get_state_history(config)"
     ),
     "list_keys": _list("repo.keys.list()", "keys list", "Keys"),
     "list_links": _list("session.sharing.links()", "share SESSION --links", "Sharing"),

@@ -54,7 +54,6 @@ class TracedSpan:
             yield
 
     def end(self, error: BaseException | None = None) -> None:
-        """End the span."""
         if self._span is None:
             return
         if error is not None and not isinstance(error, GeneratorExit):
@@ -62,7 +61,6 @@ class TracedSpan:
         self._span.end()
 
     def fail(self, why: str) -> None:
-        """Mark the span as failed."""
         if self._span is not None:
             self._span.set_attribute("error.type", why)
             self._span.set_status(_api.StatusCode.ERROR)

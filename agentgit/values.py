@@ -86,16 +86,10 @@ class Deferred:
 
     def __getstate__(self) -> dict[str, Any]:
         # A copy or a pickle must not contain `load`, which refers to a database.
-        return dict(_field_items(self))
-
-
-def _field_items(value: Any) -> Iterator[tuple[str, Any]]:
-    return ((f.name, getattr(value, f.name)) for f in fields(value))
+        return {one.name: getattr(self, one.name) for one in fields(cast(Any, self))}
 
 
 class Drawing(NamedTuple):
-    """The functions that display one class of values."""
-
     text: Callable[[Any], str]
     html: Callable[[Any], str]
 
@@ -271,7 +265,6 @@ def _safe_repr(value: Any, lossy: list[Any]) -> str:
 
 
 def is_database_error(error: BaseException | None) -> bool:
-    """Return whether an exception comes from a database driver or SQLAlchemy."""
     return any(kind.__name__ in ("DatabaseError", "StatementError") for kind in type(error).__mro__)
 
 
@@ -334,7 +327,6 @@ UNREADABLE = (ValueError, LookupError, TypeError, ArithmeticError, AttributeErro
 
 
 def stored_json(data: bytes) -> Any:
-    """Decode JSON from a row of the database."""
     try:
         return from_json(data)
     except ValueError as error:

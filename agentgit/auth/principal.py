@@ -32,7 +32,6 @@ def allows(role: Role | None, needed: Role) -> bool:
 
 
 def require_role(role: object) -> Role:
-    """Check that a value is a role and return it."""
     if role not in ROLES:
         *others, last = map(repr, ROLES)
         raise InvalidInput(f"role must be {', '.join(others)} or {last}, not {role!r}.")

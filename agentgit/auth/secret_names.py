@@ -64,7 +64,6 @@ def _ends_with_key(words: list[str]) -> bool:
 
 
 def excluded_names(names: Collection[str]) -> frozenset[str]:
-    """Return the names that a user excludes from the metadata."""
     if isinstance(names, str) or not all(isinstance(name, str) for name in names):
         raise InvalidInput(
             f"exclude_metadata must be a list of names, not {names!r}; write exclude_metadata=['customer_email']."

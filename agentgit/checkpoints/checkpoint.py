@@ -195,7 +195,6 @@ _TYPES: dict[str, tuple[tuple[type, ...], str]] = {
 
 
 def _check_types(values: Mapping[str, Any]) -> None:
-    """Check the types of fields whose value is not None."""
     for name, value in values.items():
         types, description = _TYPES[name]
         is_valid = isinstance(value, types) and (bool in types or not isinstance(value, bool))

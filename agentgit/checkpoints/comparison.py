@@ -56,11 +56,7 @@ class Comparison(PrintableDrawing):
         for side in (self.left, self.right):
             name = escape_unprintable(side.to_reference or "?")
             yield "", f"{name}: unchanged" if side.is_empty else name
-            yield from (_indent(sign, text) for sign, text in side.parts())
+            yield from ((sign, text if sign else f"  {text}") for sign, text in side.parts())
 
     def __str__(self) -> str:
         return "\n".join(f"{sign} {text}" if sign else text for sign, text in self.lines())
-
-
-def _indent(sign: str, text: str) -> tuple[str, str]:
-    return (sign, text) if sign else ("", f"  {text}")

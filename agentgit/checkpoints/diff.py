@@ -176,7 +176,9 @@ class Diff(PrintableDrawing):
             "files", [(s, escape_unprintable(f)) for s, f in [*files, *(("~", f) for f in self.modified_files)]]
         )
         tokens = [("-", self.removed_tokens), ("+", self.added_tokens)]
-        yield from _section_lines("tokens", [(s, _format_tokens(spent)) for s, spent in tokens if spent != Tokens()])
+        yield from _section_lines(
+            "tokens", [(s, f"{t.total:,} ({t.input:,} in, {t.output:,} out)") for s, t in tokens if t != Tokens()]
+        )
 
     def tasks(self) -> list[tuple[str, str]]:
         """Return the tasks of an unfinished step as text, each with its sign."""
@@ -354,16 +356,11 @@ def _is_multiline_change(before: Any, after: Any) -> bool:
 
 
 def _text_lines(before: str, after: str) -> Iterator[tuple[str, str]]:
-    """Compare two texts line by line."""
     diff_lines = list(unified_diff(before.splitlines(), after.splitlines(), n=0, lineterm=""))
     lines = [line for line in diff_lines[2:] if line[0] in "+-"]
     yield from ((line[0], f"  {_truncate(escape_unprintable(line[1:]))}") for line in lines[:_MOST_LINES])
     if len(lines) > _MOST_LINES:
         yield "~", f"  and {len(lines) - _MOST_LINES} more lines"
-
-
-def _format_tokens(tokens: Tokens) -> str:
-    return f"{tokens.total:,} ({tokens.input:,} in, {tokens.output:,} out)"
 
 
 def format_message(message: Mapping[str, Any]) -> str:
@@ -387,7 +384,6 @@ def _format_call(call: Mapping[str, Any]) -> str:
 
 
 def _format_task(task: Mapping[str, Any]) -> str:
-    """Format a task of an unfinished step on one line."""
     interrupts = ", ".join(map(repr, task.get("questions") or [])) or f"task {task.get('task')}"
     answers = ", ".join(map(repr, task.get("answers") or []))
     results = ", ".join(f"{name}={value!r}" for name, value in task.get("results") or [])

@@ -132,7 +132,6 @@ def _raise_bad_cursor(cursor: object) -> NoReturn:
 
 
 def require_page_size(limit: object) -> int:
-    """Check the length of a page and return it."""
     if not isinstance(limit, int) or isinstance(limit, bool) or not 1 <= limit <= MAX_PAGE_SIZE:
         raise InvalidInput(f"limit must be 1 to {MAX_PAGE_SIZE:,}, not {limit!r}.")
     return limit
@@ -269,7 +268,6 @@ class SearchableText(NamedTuple):
     id: str | int | None = None
 
     def to_hit(self, kind: str, snippet: Snippet, reference: str, checkpoint_id: int, created_at: datetime) -> Hit:
-        """Create the hit for a match in this text."""
         return Hit(
             kind=kind,
             reference=reference,

@@ -20,8 +20,6 @@ _REFERENCE_PATTERN = re.compile(r"(?P<base>.+?)(?:#(?P<number>\d{1,9})|~(?P<back
 
 @dataclass(frozen=True)
 class Reference:
-    """A parsed reference."""
-
     text: str
     base: str
     number: int | None = None
@@ -50,16 +48,6 @@ def parse(text: str) -> Reference:
         number=int(number) if number is not None else None,
         back=0 if back is None else int(back or 1),
     )
-
-
-def require_branch_name(text: str) -> str:
-    """Check the name of a branch and return it; see `require_name`.
-
-    Example:
-        >>> require_branch_name("rather a sofa")
-        'rather a sofa'
-    """
-    return require_name(text, "branch")
 
 
 def require_name(text: str, kind: str) -> str:

@@ -250,7 +250,6 @@ def _choose_by_count(
 def _removable_checkpoints(
     ordered: Sequence[KeptPoint], keep_reasons: Mapping[int, str], removal_reasons: Mapping[int, str]
 ) -> list[KeptPoint]:
-    """List the other checkpoints that may be removed, in the order of removal."""
     removable = [
         point
         for point in ordered

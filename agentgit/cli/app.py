@@ -5,7 +5,6 @@ from __future__ import annotations
 import shlex
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from contextvars import copy_context
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -73,10 +72,6 @@ def run_in(host: Host, words: Sequence[str], prog_name: str) -> None:
         return typer.main.get_command(app).main(list(words), prog_name=prog_name, standalone_mode=False)
 
     context = copy_context()  # the options before a command are context variables
-    before: list[tuple[RollbackAgent, int]] = []
-    for agent in host.agents():
-        with suppress(AgentGitError):  # one whose repository is closed follows nothing
-            before.append((agent, agent.session.branch().id))
     try:
         code = context.run(run_command)
     except Exception as error:
@@ -87,35 +82,28 @@ def run_in(host: Host, words: Sequence[str], prog_name: str) -> None:
         raise
     finally:
         report = context.run(lambda: REPORT.get() if GLOBAL_OPTIONS.get().db is None else None)  # of this database
-        for agent, current_id in before:
-            if (branch := _branch_after(host, agent, current_id, report)) is not None:
+        for agent in host.agents():
+            if (branch := _branch_after(host, agent, report)) is not None:
                 host.move(agent, branch)
     if code == INTERRUPTED:
         raise KeyboardInterrupt
 
 
-def _branch_after(
-    host: Host, agent: RollbackAgent, current_id: int, report: RollbackReport | None
-) -> InternalSession | None:
-    """Return the branch on which an agent continues after a command; None if that has not changed.
-
-    It is the branch to which the command led from the agent's branch, even if the session is on another one, else the
-    session's current branch if that is a new one or if the command switched to it.
-    """
-    from agentgit.effects.plan import ROLLBACK, SWITCH
+def _branch_after(host: Host, agent: RollbackAgent, report: RollbackReport | None) -> InternalSession | None:
+    """Return the branch to which a command has led an agent or its session; None if it has not moved them."""
+    from agentgit.effects.plan import ROLLBACK
     from agentgit.sessions.session import DONE
 
-    done = report if report is not None and report.status == DONE else None
-    try:
-        if done is not None and done.kind == ROLLBACK:
-            operation = host.repository().operation(done.operation_id)
-            if operation.source_session_id == agent.branch_id:
-                return agent.session.branch(operation.internal_session_id)
-        current = agent.session.branch()
-        is_switched = done is not None and done.kind == SWITCH and done.session_name == agent.session.reference
-    except AgentGitError:  # the command has deleted the session
+    if report is None or report.status != DONE:
         return None
-    return current if is_switched or current.id != current_id else None
+    try:
+        if report.session_name != agent.session.reference:
+            return None
+        branch = agent.session.branch(report.branch)
+        is_led = report.kind == ROLLBACK and host.repository().operation(report.operation_id).source_session_id
+        return branch if branch.is_current or is_led == agent.branch_id else None
+    except AgentGitError:  # the repository of the agent is closed
+        return None
 
 
 def complete_in(host: Host, words: Sequence[str], incomplete: str) -> list[str]:

@@ -5,7 +5,6 @@ These are checkpoint, annotate, fork, rename, undo, redo, recover and explore.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
@@ -15,17 +14,17 @@ from agentgit.cli import output, references
 from agentgit.cli.completion import complete_checkpoint
 from agentgit.cli.options import (
     COMMAND_PATH,
+    GROUP,
     Changed,
-    CommandGroup,
     Effects,
     Folder,
     Graph,
-    OnBranch,
     SessionToContinue,
     Target,
     Trust,
     Yes,
     import_from_here,
+    import_function,
     repository,
     usage,
 )
@@ -46,15 +45,8 @@ if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
     from agentgit.handles.session import Session
     from agentgit.sessions import InternalSession
-    from agentgit.sessions.tree import ExploredBranch
 
-app = typer.Typer(
-    name="checkpoint",
-    help="Create and delete checkpoints; `agentgit log` lists them.",
-    no_args_is_help=True,
-    cls=CommandGroup,
-    rich_markup_mode=None,
-)
+app = typer.Typer(**GROUP)
 
 NoFiles = Annotated[bool, typer.Option("--no-files", help="Leave out the files of the workspace.")]
 
@@ -107,8 +99,7 @@ def delete(
         session, branch, ref = references.parse_changed_at(repo, words or [], "REF")
         checkpoint = session.get_checkpoint(ref, branch=branch)
         label = f"{clean(checkpoint.metadata['reference'])} of {place(session.reference)}"
-        if not yes:
-            output.confirm(f"Delete {label}?")
+        output.confirm(f"Delete {label}?", yes=yes)
         deleted = session.delete_checkpoint(checkpoint)
         data = {"session_name": session.reference, **record(deleted)}
         output.line(lambda: data, f"{label} is deleted")
@@ -121,8 +112,7 @@ def _delete_many(session: Session, branch: str | None, keep: int | None, *, yes:
         number = session.cleanup_auto_checkpoints(branch=branch, keep=keep)
     else:
         branch = session.branch(branch).name if branch is not None else None
-        if not yes:
-            output.confirm(f"Delete all checkpoints of {place(session.reference, branch)} that nothing needs?")
+        output.confirm(f"Delete all checkpoints of {place(session.reference, branch)} that nothing needs?", yes=yes)
         number = len(session.retention.clear(branch=branch).gone)
     text = f"{count(number, 'checkpoint')} deleted"
     output.emit_at(session, branch, lambda: {"deleted": number}, lambda: [(Span(text),)])
@@ -140,7 +130,6 @@ def annotate(
         str | None, typer.Option("--data", metavar="JSON", help="The new data, for programs; null removes it.")
     ] = None,
 ) -> None:
-    """Rename a checkpoint, or change its description or data."""
     if name is None and description is None and data is None:
         raise InvalidInput("There is nothing to change. Add --name NAME, --description TEXT or --data JSON.")
     with repository() as repo:
@@ -183,7 +172,6 @@ def fork(
     ] = None,
     no_files: NoFiles = False,
 ) -> None:
-    """Create a branch without touching the world; the session stays on its current branch."""
     with repository() as repo:
         session, branch, ref = references.parse_changed_optional(repo, list(words or ()))
         if new_session is not None:
@@ -200,7 +188,6 @@ def rename(
         list[str], typer.Argument(metavar="[SESSION[@BRANCH]] NAME", help="The session or branch, and its new name.")
     ],
 ) -> None:
-    """Rename a session or, with @BRANCH, one of its branches."""
     with repository() as repo:
         session, branch, name = references.parse_changed_at(repo, words, "NAME")
         if branch is not None:
@@ -235,7 +222,6 @@ def undo(
     yes: Yes = False,
     trust: Trust = None,
 ) -> None:
-    """Go back one turn or several, on a new branch: show the plan, ask, then reverse later effects."""
     with repository(trust=trust) as repo, show_plan_on_error():
         session, branch = references.parse_changed(repo, session_ref)
         files = files_option(no_files, overwrite_files)
@@ -250,7 +236,6 @@ def redo(
     yes: Yes = False,
     trust: Trust = None,
 ) -> None:
-    """Take back the rollback that created a branch: run again what it reversed."""
     with repository(trust=trust) as repo, show_plan_on_error():
         session, branch = references.parse_changed(repo, session_ref)
         plan, run = session.plan_redo(branch=branch), partial(session.redo, branch=branch, force=force)
@@ -270,7 +255,6 @@ def recover(
         ),
     ] = False,
 ) -> None:
-    """Recover a branch whose process died on another machine."""
     with repository() as repo:
         session, branch_name = references.parse_changed(repo, session_ref)
         branch = session.branch(branch_name)
@@ -324,20 +308,18 @@ def explore(
             help="The number of turns that run at the same time, if no tool changes the world.",
         ),
     ] = 0,
-    branch: OnBranch = None,
     effects: Effects = None,
     workspace: Folder = None,
 ) -> None:
-    """Try alternatives, each on a branch of its own, and compare the results."""
     planned_steps, planned_choices = _steps_and_choices(step, choices, choice, steps)
     import_from_here()
     with repository(create=True) as repo, show_plan_on_error():
-        agent = references.wrap_graph(repo, graph, session, branch=branch, effects=effects, workspace=workspace)
+        agent = references.wrap_graph(repo, graph, session, effects=effects, workspace=workspace)
         try:
             exploration = agent.explore(
                 planned_steps,
                 planned_choices,
-                score=_import_score(score) if score else None,
+                score=import_function(score, "takes a leaf and returns a number"),
                 parallel=parallel,
                 name=name,
             )
@@ -367,13 +349,3 @@ def _steps_and_choices(
         "Give the message of each step, and how often to run it: --step TEXT --choices 3. Or give the possible "
         "messages of a step: --choice TEXT --choice TEXT."
     )
-
-
-def _import_score(path: str) -> Callable[[ExploredBranch], float]:
-    """Import the function that scores leaves."""
-    from agentgit.agents import user_modules
-
-    score_function: Callable[[ExploredBranch], float] = user_modules.value_in(path)
-    if not callable(score_function):
-        raise InvalidInput(f"{path} is not a function. Name a function that takes a leaf and returns a number.")
-    return score_function

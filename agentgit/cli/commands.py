@@ -1,4 +1,4 @@
-"""The table of commands, and the group that imports the module of a command only when the command runs.
+"""The table of commands and their helps, and the group that imports the module of a command only when it runs.
 
 So `agentgit --help` and the completion of commands need neither a database nor LangGraph, and answer at once.
 """
@@ -153,7 +153,6 @@ class AllCommands(CommandGroup):
         )
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the words name, and import its module."""
         if args:
             self._load(args[0])
         return super().resolve_command(ctx, args)
@@ -176,18 +175,16 @@ class AllCommands(CommandGroup):
             self.commands.update(loaded.commands)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, each group under its heading."""
         for heading, entries in HEADINGS.items():
             self.write_section(formatter, heading, entries)
 
 
 def _add_to(app: typer.Typer, name: str, entry: Entry, imported: Any) -> None:
-    """Add the function or the group of a command to an application."""
     found = getattr(imported, "import_" if name == "import" else name.replace("-", "_"), None) or imported.app
     if isinstance(found, typer.Typer):
-        app.add_typer(found)
+        app.add_typer(found, name=name, help=entry.help)
     else:
-        app.command(name, cls=usage(entry.usage) if entry.usage else None)(found)
+        app.command(name, cls=usage(entry.usage) if entry.usage else None, help=entry.help)(found)
 
 
 def _hide_types(command: Any) -> None:

@@ -54,7 +54,6 @@ class Names:
         return None
 
     def branches(self, session: VisibleSession) -> list[str]:
-        """List the branches of a session, oldest first."""
         return self._names(_BRANCHES, session)
 
     def checkpoints(self, session: VisibleSession, incomplete: str) -> list[str]:
@@ -75,7 +74,6 @@ class NamesHere:
         self.sessions = repository.sessions()
 
     def session(self, text: str) -> Session | None:
-        """Find a session; None if there is none."""
         for name in (text, text.rpartition("@")[0]):
             try:
                 if name:
@@ -85,11 +83,9 @@ class NamesHere:
         return self._bound[0] if self._bound is not None else None
 
     def branches(self, session: Session) -> list[str]:
-        """List the branches of a session, oldest first."""
         return [branch.name for branch in session.branches()]
 
     def checkpoints(self, session: Session, incomplete: str = "") -> list[str]:
-        """List HEAD, branches, tags, and the names and references of the newest checkpoints."""
         branch = self._bound[1] if self._bound is not None and self._bound[0] == session else None
         points = session.log(branch=branch).page(MAX_CHECKPOINTS)
         return [
@@ -143,7 +139,8 @@ def _session_words(names: Names, incomplete: str) -> Iterator[str]:
 
 def _complete(context: typer.Context, incomplete: str, list_words: Callable[[Names], Iterator[str]]) -> list[str]:
     if (host := HOST.get()) is not None:
-        return [word for word in dict.fromkeys(list_words(host.names())) if word.startswith(incomplete)]
+        here: Any = NamesHere(host.repository(), host.session(changes=False))  # it has the same methods
+        return [word for word in dict.fromkeys(list_words(here)) if word.startswith(incomplete)]
     root, location = context.find_root().params, _database_of(context)
     try:
         with closing(_connect(location)) as connection:

@@ -8,13 +8,11 @@ import typer
 
 from agentgit.cli import output
 from agentgit.cli.options import (
+    GROUP,
     AllSchemas,
-    CommandGroup,
-    DatabaseOption,
     SchemaName,
     database,
     each_schema,
-    name_database,
     repository,
 )
 from agentgit.cli.output import bar
@@ -25,19 +23,7 @@ from agentgit.render.views import maintenance as views
 if TYPE_CHECKING:
     from agentgit.store.database import Database
 
-app = typer.Typer(
-    name="db",
-    help="Manage the schema and the encryption of a database.",
-    no_args_is_help=True,
-    cls=CommandGroup,
-    rich_markup_mode=None,
-)
-
-
-@app.callback()
-def before(db: DatabaseOption = None) -> None:
-    """Store the database that is given before the command."""
-    name_database(db)
+app = typer.Typer(**GROUP)
 
 
 @app.command()
@@ -99,7 +85,6 @@ def rotate(
 
 
 def _print_revision(target_db: Database) -> None:
-    """Write the current and the required revision."""
     from agentgit.store.schema import schema
 
     revision = schema.current_revision(target_db)

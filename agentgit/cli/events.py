@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from typing import TYPE_CHECKING, Annotated, Any
+from contextlib import suppress
+from typing import Annotated, Any
 
 import typer
 
 from agentgit.cli import output
 from agentgit.cli.options import TIME_HELP, repository
-from agentgit.render.view import View
 from agentgit.render.views import lists
+from agentgit.sessions.events import Event
 from agentgit.values import parse_time
-
-if TYPE_CHECKING:
-    from agentgit.sessions.events import Event
 
 Kinds = Annotated[
     list[str] | None,
@@ -51,52 +47,32 @@ def events(
     ] = 50,
     follow: Follow = False,
 ) -> None:
-    """List events, newest last."""
     kinds, since_time = kind or "*", parse_time(since)
     with repository() as repo:
-        if after is not None and not follow:
-            matches = list(repo.events.list(session=session, after=after, kinds=kinds, since=since_time))
+        chosen: Any = {"session": session, "kinds": kinds, "since": since_time}
+        if after is None:
+            matches = list(repo.events.newest(limit=limit, **chosen))
         else:
-            newest = (
-                repo.events.newest(session=session, kinds=kinds, since=since_time, limit=limit) if after is None else []
-            )
-            matches = list(newest)
+            matches = [] if follow else list(repo.events.list(after=after, **chosen))
         if not follow:
-            output.emit(
-                lambda: [event.to_dict() for event in matches],
-                lambda: lists.events(matches),
-            )
+            output.emit_list(matches, lists.events, Event.to_dict)
             return
         start = after or (matches[-1].cursor if matches else repo.events.end())
-        with _until_stopped():
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # which service managers send
+        with suppress(KeyboardInterrupt):
             for event in matches:
-                _print_event(event)
-            for event in repo.events.follow(session=session, after=start, kinds=kinds, since=since_time):
+                _print_now(event)
+            for event in repo.events.follow(after=start, **chosen):
                 if event not in matches:
-                    _print_event(event)
+                    _print_now(event)
 
 
-@contextmanager
-def _until_stopped() -> Iterator[None]:
-    """Run the block until Ctrl-C or SIGTERM, then leave it without an error.
-
-    SIGTERM, which service managers send, raises KeyboardInterrupt here, so that context managers still clean up.
-    """
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    with suppress(KeyboardInterrupt):
-        yield
-
-
-def _print_event(event: Event) -> None:
-    _print_result(event.to_dict, lambda: lists.events([event]))
-
-
-def _print_result(data: Callable[[], Any], view: Callable[[], View]) -> None:
-    """Write one result of a stream immediately; as JSON it is one line."""
+def _print_now(event: Event) -> None:
+    """Write one event of a stream immediately; as JSON it is one line."""
     if output.as_json():
-        output.stream(f"{output.dump(data())}\n")
+        output.stream(f"{output.dump(event.to_dict())}\n")
     else:
-        output.show(view())
+        output.show(lists.events([event]))
     output.flush()
 
 
@@ -106,11 +82,7 @@ def audit(
         int, typer.Option("--limit", "-n", metavar="N", min=1, help="The number of newest events to show.")
     ] = 50,
 ) -> None:
-    """List events that belong to no session: users, keys, refusals; for admins."""
     with repository() as repo:
         matches = repo.events.audit(kinds=kind or "*", limit=limit)
         user_names = {user.id: user.name for user in repo.users.list()}
-        output.emit(
-            lambda: [event.to_dict() for event in matches],
-            lambda: lists.events(matches, user_names),
-        )
+        output.emit_list(matches, lambda shown: lists.events(shown, user_names), Event.to_dict)

@@ -14,7 +14,6 @@ from agentgit.cli.options import (
     Effects,
     Folder,
     Graph,
-    OnBranch,
     PublicUrl,
     Session,
     SessionToContinue,
@@ -33,14 +32,13 @@ if TYPE_CHECKING:
     from agentgit.repository import Repository
 
 
-SERVER_PACKAGES = ("fastapi", "jinja2", "markdown_it", "python_multipart", "uvicorn")
-"""The packages that the extra `server` installs."""
+SERVER_PACKAGES = ("fastapi", "jinja2", "markdown_it", "mcp", "python_multipart", "uvicorn")
+"""The packages that the extras `server` and `mcp` install."""
 
 
 def demo(
     shop: Annotated[str, typer.Option(metavar="PATH", help="The database of the demo shop.")] = "shop.db",
 ) -> None:
-    """Run a demo of rollbacks in a small shop, without an API key or network."""
     from agentgit.demo import run_story
 
     story_lines: list[str] = []
@@ -53,7 +51,6 @@ def demo(
 def chat(
     graph: Graph,
     session: SessionToContinue = None,
-    branch: OnBranch = None,
     effects: Effects = None,
     workspace: Folder = None,
     template: Annotated[
@@ -64,12 +61,11 @@ def chat(
         bool, typer.Option("--yes", "-y", help="Do not ask before effects are reversed or files change.")
     ] = False,
 ) -> None:
-    """Talk with your graph; every turn is recorded, and /help lists the commands for going back."""
     from agentgit.cli.chat.conversation import Chat  # late, because `--help` does not need it
 
     import_from_here()
     with repository(create=True, trust=None) as repo:
-        agent = wrap_graph(repo, graph, session, branch=branch, effects=effects, workspace=workspace, template=template)
+        agent = wrap_graph(repo, graph, session, effects=effects, workspace=workspace, template=template)
         with Chat(repo, agent, yes=yes) as chat_loop:
             exit_code = chat_loop.run()
     raise typer.Exit(exit_code)
@@ -113,14 +109,7 @@ def serve(
     public_url: PublicUrl = None,
     trust: Trust = None,
 ) -> None:
-    """Serve the web pages and the HTTP API."""
-    try:
-        # Imported late and by name, because `cli` must not import `web`, and works without the extra `server`.
-        server_module = importlib.import_module("agentgit.web.server")
-    except ModuleNotFoundError as error:
-        if (error.name or "").partition(".")[0] not in SERVER_PACKAGES:
-            raise
-        raise Unavailable("The server needs more packages.", Next("install", package="agentgit[server]")) from error
+    server_module = _import_server("agentgit.web.server", "server")
     with repository(trust=trust) as repo:
         server_module.serve(
             repo,
@@ -167,18 +156,18 @@ def mcp(
     ] = False,
     trust: Trust = None,
 ) -> None:
-    """Serve the checkpoints of one session, or of all, as MCP tools over standard input and output."""
-    server_module = _import_mcp_server()
+    server_module = _import_server("agentgit.mcp.server", "mcp")
     modules = trusted_modules(trust)
     with repository() as repo:
         session = repo.session(session_ref) if session_ref is not None else None
         server_module.serve(repo, session, read_only=read_only, may_force=allow_force, trust=modules)
 
 
-def _import_mcp_server() -> ModuleType:
+def _import_server(name: str, extra: str) -> ModuleType:
+    """Import the module of a server, by name because `cli` must not import it, and works without its packages."""
     try:
-        return importlib.import_module("agentgit.mcp.server")  # by name, because `cli` must not import `mcp`
+        return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if error.name != "mcp":
+        if (error.name or "").partition(".")[0] not in SERVER_PACKAGES:
             raise
-        raise Unavailable("The MCP server needs the package mcp.", Next("install", package="agentgit[mcp]")) from error
+        raise Unavailable("The server needs more packages.", Next("install", package=f"agentgit[{extra}]")) from error

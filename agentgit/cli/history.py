@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Iterator
+from itertools import islice
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from agentgit.checkpoints.checkpoint import Checkpoints
+from agentgit.checkpoints.queries import Tag
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_checkpoint
 from agentgit.cli.options import COMMAND_PATH, TIME_HELP, Limit, OfBranch, repository
@@ -23,16 +26,11 @@ from agentgit.values import parse_time, quote_name
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
     from agentgit.checkpoints.comparison import Comparison
+    from agentgit.checkpoints.diff import Diff
     from agentgit.handles.log import Log
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
-    from agentgit.values import PrintableDrawing
 
-After = Annotated[
-    str | None,
-    typer.Option("--after", metavar="CURSOR", help="Continue after this cursor or reference."),
-]
-OnBranch = Annotated[str | None, typer.Option("--branch", metavar="NAME", help="The branch; the same as SESSION@NAME.")]
 Own = Annotated[
     bool, typer.Option("--branch-only", help="Only checkpoints made on this branch, not on its whole path.")
 ]
@@ -42,7 +40,7 @@ Every = Annotated[bool, typer.Option("--all-branches", help="Checkpoints of all 
 def log(
     session_ref: OfBranch = None,
     limit: Limit = None,
-    after: After = None,
+    after: Annotated[str | None, typer.Option(metavar="REF", help="Continue after this checkpoint.")] = None,
     name: Annotated[str | None, typer.Option(metavar="NAME", help="Only checkpoints with exactly this name.")] = None,
     since: Annotated[
         str | None, typer.Option(metavar="TIME", help=f"Only checkpoints made at this time or later, {TIME_HELP}")
@@ -66,17 +64,14 @@ def log(
             "--with-calls/--without-calls", help="Only checkpoints with, or without, tool calls on the path to them."
         ),
     ] = None,
-    on_branch: OnBranch = None,
     branch_only: Own = False,
     all_branches: Every = False,
     count: Annotated[bool, typer.Option("--count", help="Print only the number.")] = False,
 ) -> None:
-    """List the checkpoints of a branch, newest first."""
     if branch_only and all_branches:
         raise InvalidInput("Write --branch-only or --all-branches, not both.")
     with repository() as repo:
         session, branch = references.parse_session(repo, session_ref)
-        branch = references.one_branch(branch, on_branch)
         query = session.log(
             branch=branch,
             which="all" if all_branches else "branch" if branch_only else "path",
@@ -92,44 +87,24 @@ def log(
             total = len(query)
             output.line(lambda: {"count": total}, str(total))
             return
-        checkpoints = _read_checkpoints(query, limit, _parse_cursor(session, branch, after))
+        start = session.get_checkpoint(after, branch=branch) if after is not None else None
+        checkpoints = list(islice(_iterate(query, start), limit))
         listed = Checkpoints(checkpoints[::-1])
-        listed.questions = query.questions if after is None else []
+        listed.questions = query.questions if start is None else []
+        has_none = not checkpoints and (query.is_filtered or start is not None)
         output.emit(
             lambda: [record(checkpoint) for checkpoint in checkpoints],
-            lambda: _view_log(listed, is_filtered=query.is_filtered or after is not None),
+            lambda: [(Span("no matching checkpoints"),)] if has_none else views.log(listed, listed.questions),
             listed,
         )
 
 
-def _read_checkpoints(query: Log, limit: int | None, after: Checkpoint | str | None) -> list[Checkpoint]:
-    """Read checkpoints of a log, up to the limit or to the end."""
-    from agentgit.checkpoints.queries import MAX_PAGE_SIZE
-
-    checkpoints: list[Checkpoint] = []
-    while limit is None or len(checkpoints) < limit:
-        page = query.page(min(MAX_PAGE_SIZE, limit - len(checkpoints) if limit else MAX_PAGE_SIZE), after=after)
-        checkpoints, after = checkpoints + page.items, page.next
-        if after is None:
-            break
-    return checkpoints
-
-
-def _parse_cursor(session: Session, branch: str | None, after: str | None) -> Checkpoint | str | None:
-    """Return where to continue: the cursor itself, or the checkpoint that a reference names."""
-    from agentgit.checkpoints.queries import parse_time_cursor
-
-    try:
-        parse_time_cursor(after)
-    except InvalidInput:
-        return session.get_checkpoint(after or "", branch=branch)
-    return after
-
-
-def _view_log(checkpoints: Checkpoints, *, is_filtered: bool) -> View:
-    if is_filtered and not checkpoints:
-        return [(Span("no matching checkpoints"),)]
-    return views.log(checkpoints, checkpoints.questions)
+def _iterate(query: Log, after: Checkpoint | str | None) -> Iterator[Checkpoint]:
+    while True:
+        page = query.page(after=after)
+        yield from page
+        if (after := page.next) is None:
+            return
 
 
 def search(
@@ -140,10 +115,11 @@ def search(
     limit: Annotated[
         int, typer.Option("--limit", "-n", metavar="N", min=1, max=1000, help="The maximum number of results.")
     ] = 20,
-    after: After = None,
+    after: Annotated[
+        str | None, typer.Option(metavar="CURSOR", help="Continue after this place; --json shows the next one.")
+    ] = None,
     all_branches: Every = False,
 ) -> None:
-    """Find messages, tool calls and named checkpoints by words: names first, then newest first."""
     with repository() as repo:
         session, branch, text = references.parse_optional(repo, words)
         with bar("reading") as progress:
@@ -170,7 +146,6 @@ def tag(
     description: Annotated[str | None, typer.Option(metavar="TEXT", help="A description of the tag.")] = None,
     delete: Annotated[str | None, typer.Option("--delete", "-d", metavar="NAME", help="Remove this tag.")] = None,
 ) -> None:
-    """Tag a checkpoint, so that it is kept; or list the tags."""
     parts = list(words or [])
     if len(parts) > (1 if delete else 3):
         raise InvalidInput(f"{' '.join(parts)}: write a session, a reference and a name; put quotes around each.")
@@ -187,16 +162,10 @@ def tag(
             new_tag = changed.tag(parts[-2], parts[-1], description=description)
             output.emit_at(changed, None, new_tag.to_dict, lambda: views.tags([new_tag]))
         else:
-            all_tags = _session_of_tags(repo, session).tags()
-            output.emit(
-                lambda: [one.to_dict() for one in all_tags],
-                lambda: views.tags(all_tags),
-                all_tags,
-            )
+            output.emit_list(_session_of_tags(repo, session).tags(), views.tags, Tag.to_dict)
 
 
 def _session_of_tags(repo: Repository, name: str | None) -> Session:
-    """Return the session whose tags are to be listed."""
     try:
         return references.read_session(repo, name)
     except NotFound:
@@ -225,23 +194,24 @@ def diff(
     patch: Annotated[bool, typer.Option("--patch", "-p", help="Also show file changes line by line.")] = False,
     as_page: AsPage = False,
 ) -> None:
-    """Compare two checkpoints: state, messages, tool calls, files, tokens."""
     with repository() as repo:
+        found: Comparison | Diff
         if since_fork:
             session, a, b = references.parse_pair(repo, words or [])
-            _print_comparison(session.compare(a, b), as_page=as_page)
-            return
-        session, a, b = _parse_diff(repo, words or [])
-        difference = session.diff(a, b, other=other)
+            found = session.compare(a, b)
+            title, patch_lines = found.heading, []
+        else:
+            session, a, b = _parse_diff(repo, words or [])
+            found = session.diff(a, b, other=other)
+            title = f"{found.from_reference} -> {found.to_reference}"
+            patch_lines = diffs.patch(found.diff_content) if patch else []
+        if as_page and output.as_json():
+            raise InvalidInput("Write --html or --json, not both.")
         if as_page:
-            _write_page(f"{difference.from_reference} -> {difference.to_reference}", difference)
+            output.page(title, found._repr_html_())
             return
-        patch_lines = diffs.patch(difference.diff_content) if patch else []
-        output.emit(
-            difference.to_dict,
-            lambda: [*diffs.differences(difference), *patch_lines],
-            None if patch else difference,
-        )
+        view = lambda: [*diffs.differences(found), *patch_lines]  # noqa: E731
+        output.emit(found.to_dict, view, None if patch_lines else found)
 
 
 def _parse_diff(repo: Repository, words: list[str]) -> tuple[Session, Any, Any]:
@@ -253,17 +223,3 @@ def _parse_diff(repo: Repository, words: list[str]) -> tuple[Session, Any, Any]:
     refs = (a or session.plan_undo(branch=branch).checkpoint_id, "HEAD")
     before, after = (session.get_checkpoint(ref, branch=branch) for ref in refs)
     return session, before, after
-
-
-def _print_comparison(comparison: Comparison, *, as_page: bool) -> None:
-    if as_page:
-        _write_page(comparison.heading, comparison)
-        return
-    output.emit(comparison.to_dict, lambda: diffs.differences(comparison), comparison)
-
-
-def _write_page(title: str, value: PrintableDrawing) -> None:
-    """Write a value as HTML."""
-    if output.as_json():
-        raise InvalidInput("Write --html or --json, not both.")
-    output.page(title, value._repr_html_())

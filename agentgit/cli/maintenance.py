@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -13,7 +12,6 @@ import typer
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_session
 from agentgit.cli.options import (
-    COMMAND_PATH,
     AllSchemas,
     ForceErase,
     OfBranch,
@@ -27,7 +25,7 @@ from agentgit.cli.options import (
 )
 from agentgit.cli.output import bar
 from agentgit.errors import Corrupt, InvalidInput
-from agentgit.render.text import clean, place
+from agentgit.render.text import place
 from agentgit.render.views import maintenance as views
 
 if TYPE_CHECKING:
@@ -71,7 +69,6 @@ def retention(
     now: Annotated[bool, typer.Option("--now", help="Also delete the checkpoints that exceed the limits now.")] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Show or set which checkpoints a session keeps."""
     if off and (now or dry_run):
         raise InvalidInput("--off keeps everything, so there is nothing to delete. Leave out --now and --dry-run.")
     with repository() as repo:
@@ -82,9 +79,6 @@ def retention(
         limits = _apply_options(current, on, off, most, after, last, age) if has_changes else current
         if has_changes and not dry_run:
             session.retention.set(limits)
-        if limits is None and (now or dry_run):
-            command = f"{COMMAND_PATH.get()} {shlex.quote(clean(session.reference))} --on"
-            raise InvalidInput(f"{clean(session.reference)} keeps everything. Set what it keeps first: {command}")
         if now or dry_run:
             result = session.retention.apply(limits, dry_run=dry_run)
             output.emit_at(session, None, result.to_dict, lambda: views.thinned(result))
@@ -142,7 +136,6 @@ def gc(
     schema_name: SchemaName = None,
     every: AllSchemas = False,
 ) -> None:
-    """Delete data that nothing needs any more, and free its space."""
     for attempt in each_schema(schema_name, every):
         with attempt:
             with repository() as repo, bar("collecting") as progress:
@@ -166,7 +159,6 @@ def fsck(
     schema_name: SchemaName = None,
     every: AllSchemas = False,
 ) -> None:
-    """Check the integrity of everything that is stored, or of one session; nothing is changed."""
     is_sound = True
     for attempt in each_schema(schema_name, every):
         with attempt:
@@ -185,12 +177,10 @@ def delete(
     yes: Yes = False,
     force: ForceErase = False,
 ) -> None:
-    """Erase a session and its trail permanently."""
     with repository() as repo:
         session = repo.session(session_ref)
         name = session.reference
-        if not yes:
-            output.confirm(f"Permanently delete {place(name)}?")
+        output.confirm(f"Permanently delete {place(name)}?", yes=yes)
         erased = session.delete(force=force)
     output.emit(erased.to_dict, lambda: views.erased(name, erased))
 
@@ -201,7 +191,6 @@ def stats(
     price: Price = None,
     storage: Annotated[bool, typer.Option("--storage", help="Also measure the space used in the database.")] = False,
 ) -> None:
-    """Count checkpoints, calls, rollbacks, reversals and tokens."""
     prices = parse_prices(price)
     with repository() as repo:
         if every and session_ref is not None:

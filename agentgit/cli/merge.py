@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -17,7 +17,6 @@ from agentgit.render.views.diff import merge as show_merge
 if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
     from agentgit.checkpoints.merge import MergePlan
-    from agentgit.handles.context import WrappedGraph
     from agentgit.repository import Repository
 
 Graph = Annotated[
@@ -49,7 +48,6 @@ def merge(
     ] = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Merge the messages and values of another branch, or of one checkpoint; no tool runs."""
     with repository() as repo:
         agent, ref, choices = _parse(repo, graph, words, resolve)
         verb = agent.cherry_pick if only else agent.merge
@@ -59,7 +57,7 @@ def merge(
 
 def _parse(
     repo: Repository, graph: str, words: list[str], resolve: Sequence[str] | None
-) -> tuple[WrappedGraph, str, dict[str, str]]:
+) -> tuple[Any, str, dict[str, str]]:
     """Wrap the graph, whose reducers write the merged values; return an agent, the reference and the choices."""
     from agentgit.agents import user_modules  # imported late, because loading LangGraph takes a second
 
@@ -81,7 +79,6 @@ def _choices(values: Sequence[str]) -> dict[str, str]:
 
 
 def _run(plan: MergePlan, run: Callable[[], Checkpoint], dry_run: bool) -> None:
-    """Merge, and write the plan and the checkpoint that was created."""
     try:
         checkpoint = None if dry_run else run()
     except MergeConflict as error:
@@ -91,7 +88,6 @@ def _run(plan: MergePlan, run: Callable[[], Checkpoint], dry_run: bool) -> None:
 
 
 def _print_merge(plan: MergePlan, checkpoint: Checkpoint | None) -> None:
-    """Write the plan, and the checkpoint that was created."""
     output.emit(
         lambda: {
             "plan": plan.to_dict(),

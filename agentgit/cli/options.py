@@ -52,7 +52,6 @@ COMMAND_PATH: ContextVar[str] = ContextVar("agentgit_command", default="agentgit
 
 class CommandGroup(TyperGroup):
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        """Find the command that the words name, and remember it for error messages."""
         found: Any = super().resolve_command(ctx, args)
         name, command, _ = found
         needs_graph = any(one.name == "graph" and one.param_type_name == "argument" for one in command.params)
@@ -62,7 +61,6 @@ class CommandGroup(TyperGroup):
         return found
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands."""
         self.write_section(formatter, "Commands", self.list_commands(ctx))
 
     def write_section(self, formatter: Any, heading: str, names: Iterable[str]) -> None:
@@ -76,6 +74,10 @@ class CommandGroup(TyperGroup):
         if rows:
             with formatter.section(heading):
                 formatter.write_dl(rows)
+
+
+GROUP: dict[str, Any] = {"no_args_is_help": True, "cls": CommandGroup, "rich_markup_mode": None}
+"""The options of a group of commands."""
 
 
 DatabaseOption = Annotated[
@@ -174,9 +176,6 @@ SessionToContinue = Annotated[
         metavar="SESSION[@BRANCH]", help="The session, created if it does not exist; needed if there are several."
     ),
 ]
-OnBranch = Annotated[
-    str | None, typer.Option("--branch", metavar="NAME", help="The branch to continue on; by default the current one.")
-]
 Effects = Annotated[
     str | None,
     typer.Option("--effects", metavar="MODULE:NAME", help="The effects of the tools, by their names."),
@@ -232,6 +231,19 @@ def import_from_here() -> None:
         sys.path.insert(0, cwd)
 
 
+def import_function(path: str | None, does: str) -> Any:
+    """Import the function that an option names, if it does; `does` tells what it is to do."""
+    if path is None:
+        return None
+    from agentgit.agents import user_modules
+
+    import_from_here()
+    function = user_modules.value_in(path)
+    if not callable(function):
+        raise InvalidInput(f"{path} is not a function. Name a function that {does}.")
+    return function
+
+
 def trusted_modules(named: Sequence[str] | None) -> list[str]:
     """Return the named modules, else the environment's, and make the current directory importable."""
     from agentgit.repository import modules_to_trust
@@ -273,7 +285,6 @@ def repeat_options(user: str | None, db: str | None) -> None:
 
 
 def name_database(db: str | None) -> None:
-    """Use a database for the command, if it is given."""
     if db is not None:
         GLOBAL_OPTIONS.set(GLOBAL_OPTIONS.get()._replace(db=db))
         repeat_options(*GLOBAL_OPTIONS.get())

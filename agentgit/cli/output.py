@@ -9,8 +9,8 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, redirect_stdout, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import replace
 from datetime import UTC, datetime
@@ -21,9 +21,10 @@ import typer
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.next_steps import Face
 from agentgit.render.html import escape
+from agentgit.render.records import record
 from agentgit.render.text import clean, place, visible
 from agentgit.render.view import ASCII, Medium, Span, View
-from agentgit.values import portable
+from agentgit.values import TableList, portable
 
 if TYPE_CHECKING:
     from agentgit.agents.agent import RollbackAgent
@@ -47,9 +48,6 @@ class Host(Protocol):
 
     def session(self, *, changes: bool) -> tuple[Session, str] | None:
         """Return the session and branch for commands that name none; None if there is no such session."""
-
-    def names(self) -> Any:
-        """Return the names that completion offers, as `agentgit.cli.completion.NamesHere`."""
 
     def show(self, value: Any, view: View) -> None:
         """Show a result: its value, or the view of it if there is none."""
@@ -88,48 +86,18 @@ def find_pager() -> list[str]:
     return words if words and words != ["cat"] and shutil.which(words[0]) else []
 
 
-@contextmanager
-def paging(stream: TextIO, *, is_wanted: bool) -> Iterator[None]:
-    """Show what the block writes to standard output in the pager, if it is longer than the terminal."""
-    command = find_pager() if is_wanted and stream.isatty() and sys.stdin.isatty() else []
-    if not command:
-        yield
-        return
-    written = _Terminal(stream.encoding or "utf-8")
-    try:
-        with redirect_stdout(written):
-            yield
-    finally:
-        text = written.text()
-        if text.count("\n") < shutil.get_terminal_size().lines or not _show(command, text, written.encoding):
-            stream.write(text)
-            stream.flush()
-
-
-class _Terminal(io.TextIOWrapper):
-    """Collects text that is written as if to a terminal, in its colours."""
-
-    def __init__(self, encoding: str) -> None:
-        self._bytes = io.BytesIO()
-        super().__init__(self._bytes, encoding, newline="", write_through=True)
-
-    def isatty(self) -> bool:
-        return True
-
-    def text(self) -> str:
-        """Return what was written."""
-        return self._bytes.getvalue().decode(self.encoding)
-
-
-def _show(command: list[str], text: str, encoding: str) -> bool:
-    """Show a text in the pager until the user leaves it; return whether the pager could be started."""
+def _is_paged(text: str) -> bool:
+    """Show a text in the pager, if it is longer than the terminal; return whether it was shown."""
+    command = find_pager() if sys.stdout.isatty() and sys.stdin.isatty() else []
+    if not command or text.count("\n") < shutil.get_terminal_size().lines:
+        return False
     environment = {"LESS": LESS_OPTIONS, "LV": "-c", **os.environ}
     try:
         process = subprocess.Popen(command, stdin=subprocess.PIPE, env=environment)  # noqa: S603  # the user's own pager
     except OSError:
         return False
     with suppress(BrokenPipeError, KeyboardInterrupt):  # the user has left the pager early
-        process.communicate(text.encode(encoding, "replace"))
+        process.communicate(text.encode(sys.stdout.encoding or "utf-8", "replace"))
     while process.poll() is None:
         with suppress(KeyboardInterrupt):  # Ctrl-C is a key of the pager
             process.wait()
@@ -165,7 +133,6 @@ JSON: ContextVar[bool] = ContextVar("agentgit_json", default=False)
 
 
 def as_json() -> bool:
-    """Return whether results are written as JSON."""
     return JSON.get()
 
 
@@ -187,8 +154,15 @@ def emit(data: Callable[[], Any], view: Callable[[], View], value: Any = None) -
     elif (host := HOST.get()) is not None:
         host.show(value, view())
     else:
-        with paging(sys.stdout, is_wanted=SETTINGS.get().has_pager):
-            show(view())
+        text = _rendered(view())
+        if not (SETTINGS.get().has_pager and _is_paged(text)):
+            sys.stdout.write(text)
+
+
+def emit_list(values: Sequence[Any], view: Callable[[Any], View], to_data: Callable[[Any], Any] = record) -> None:
+    """Write a list of values; a notebook shows it as a table, if it is one. See `emit`."""
+    value = values if isinstance(values, TableList) else None
+    emit(lambda: [to_data(one) for one in values], lambda: view(values), value)
 
 
 def dump(data: Any, indent: int | None = None) -> str:
@@ -218,33 +192,35 @@ def page(title: str, content: str) -> None:
 
 def show(view: View, face: Face | None = None) -> None:
     """Write a view to standard output, in colour where that is supported."""
+    sys.stdout.write(_rendered(view, face))
+
+
+def _rendered(view: View, face: Face | None = None) -> str:
     here = medium() if face is None else replace(medium(), face=face)
     if not _supports_colours(sys.stdout):
-        _write(sys.stdout, here.text(view))
-        return
+        return f"{encodable(here.text(view), sys.stdout)}\n"
     from rich.console import Console
     from rich.text import Text
 
-    console = Console(file=sys.stdout, force_terminal=True, highlight=False, markup=False, emoji=False)
+    written = io.StringIO()
+    console = Console(file=written, force_terminal=True, highlight=False, markup=False, emoji=False)
     for line in here.lines(view):
         # Text objects are never parsed as markup, whatever they contain.
         text = Text.assemble(*((encodable(span.text, sys.stdout), COLOURS.get(span.style, "")) for span in line))
         console.print(text, soft_wrap=True)
+    return written.getvalue()
 
 
 def say(text: str) -> None:
-    """Write text that may have several lines."""
     show([(Span(visible(line)),) for line in text.splitlines() or [""]])
 
 
 def stream(text: str) -> None:
-    """Write a piece of text immediately, without a newline."""
     sys.stdout.write(encodable(visible(text), sys.stdout))
     flush()
 
 
 def flush() -> None:
-    """Flush standard output."""
     sys.stdout.flush()
 
 
@@ -260,16 +236,15 @@ def ask(question: str) -> bool:
 
 
 def ask_here(question: str) -> bool:
-    """Ask at the terminal of this process."""
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
     return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
-def confirm(question: str, show: Callable[[], None] | None = None) -> None:
-    """Ask for confirmation; without a yes, end the command with exit code 1."""
+def confirm(question: str, show: Callable[[], None] | None = None, *, yes: bool) -> None:
+    """Ask for confirmation, unless it was given; without a yes, end the command with exit code 1."""
     host = HOST.get()
-    if host is not None and host.yes:
+    if yes or (host is not None and host.yes):
         return
     if as_json():
         raise InvalidInput("--json cannot ask for confirmation. Add --yes to confirm.")
@@ -283,25 +258,18 @@ def confirm(question: str, show: Callable[[], None] | None = None) -> None:
 
 
 def fail(error: AgentGitError) -> int:
-    """Write an error as one line to standard error, and return its exit code."""
     message = clean(error.worded("cli"))
-    record: dict[str, Any] = {"error": type(error).__name__, "message": message, "exit_code": error.exit_code}
-    record["next"] = [step.to_dict() for step in error.next]
-    _write(sys.stderr, dump(record) if as_json() else f"error: {message}")
+    data: dict[str, Any] = {"error": type(error).__name__, "message": message, "exit_code": error.exit_code}
+    data["next"] = [step.to_dict() for step in error.next]
+    _write(sys.stderr, dump(data) if as_json() else f"error: {message}")
     return error.exit_code
 
 
 def parse_json(text: str, option: str) -> Any:
-    """Parse the value of an option that is JSON."""
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise InvalidInput(f"{option} is not valid JSON: {error}.") from error
-
-
-def parse_result(text: str | None) -> Any:
-    """Parse `--result`, the return value of a call."""
-    return None if text is None else parse_json(text, "--result")
 
 
 def _supports_colours(stream: TextIO) -> bool:

@@ -55,7 +55,6 @@ def changed_session(repo: Repository, name: str | None, form: str = "SESSION") -
 
 
 def parse_changed(repo: Repository, text: str | None) -> tuple[Session, str | None]:
-    """Parse `[SESSION[@BRANCH]]` of a command that changes something."""
     session, branch = split(repo, text)
     return (session, branch) if session is not None else (only_session(repo), branch or _bound_branch(changes=True))
 
@@ -98,7 +97,6 @@ _NOUNS = {"REF": "checkpoint", "BRANCH": "branch", "RESTORE_POINT": "message or 
 
 
 def has_checkpoint(session: Session, ref: str) -> bool:
-    """Return whether a reference names a checkpoint of a session."""
     try:
         session.get_checkpoint(ref)
     except NotFound:
@@ -192,15 +190,6 @@ def checkpoint(repo: Repository, first: str | None, second: str | None) -> Check
 # -- words
 
 
-def one_branch(named: str | None, option: str | None) -> str | None:
-    """Return the branch that a command names as `SESSION@BRANCH` or with `--branch`."""
-    if named is not None and option is not None and named != option:
-        raise InvalidInput(f"@{named} and --branch {option} are two branches. Name one.")
-    if option is not None:
-        NAMED_PLACE.set(NAMED_PLACE.get()._replace(branch=option))
-    return option if named is None else named
-
-
 def is_session(repo: Repository, text: str) -> bool:
     """Return whether a word names a session, alone or as `SESSION@BRANCH`."""
     try:
@@ -231,7 +220,6 @@ def _find(repo: Repository, text: str) -> tuple[Session | None, str | None]:
 
 
 def _named(repo: Repository, name: str | None) -> Session:
-    """Return a session that the command names."""
     session = repo.session(name)
     if name is not None:
         _name(session, name)
@@ -239,7 +227,6 @@ def _named(repo: Repository, name: str | None) -> Session:
 
 
 def _name(session: Session | None, name: str, branch: str | None = None) -> None:
-    """Let the commands that an error proposes name a session and a branch, too."""
     if session is not None and name.startswith("-"):
         name = str(session.id)  # the name would be read as an option
     NAMED_PLACE.set(NAMED_PLACE.get()._replace(session=name, branch=branch or ""))
@@ -262,7 +249,6 @@ def wrap_graph(
     graph: str,
     session: str | None,
     *,
-    branch: str | None,
     effects: str | None,
     workspace: Path | None,
     template: str | None = None,
@@ -271,7 +257,7 @@ def wrap_graph(
     from agentgit.agents import user_modules
 
     options: dict[str, Any] = {"workspace": workspace} if workspace is not None else {}
-    name, branch = _session_and_branch(repo, session, branch)
+    name, branch = _session_and_branch(repo, session)
     return repo.wrap(
         user_modules.graph_in(graph),
         name,
@@ -282,17 +268,19 @@ def wrap_graph(
     )
 
 
-def _session_and_branch(repo: Repository, ref: str | None, branch: str | None) -> tuple[str, str | None]:
+def _session_and_branch(repo: Repository, ref: str | None) -> tuple[str, str | None]:
     """Return the name of the session to continue or to create, and the branch.
 
     Text like `support@example.com` is the name of a new session, unless `support` has a branch of that name.
     """
     try:
-        session, named = split(repo, ref)
+        session, branch = split(repo, ref)
         session = session or only_session(repo)
-        if named is not None:
-            session.branch(named)
+        if branch is not None:
+            session.branch(branch)
     except NotFound:
-        NAMED_PLACE.set(NAMED_PLACE.get()._replace(session=ref or "", branch=branch or ""))
-        return FIRST_SESSION if ref is None else ref, branch
-    return session.reference, one_branch(named, branch)
+        if ref is not None and ref.startswith("@"):  # a branch of the only session
+            raise
+        NAMED_PLACE.set(NAMED_PLACE.get()._replace(session=ref or "", branch=""))
+        return FIRST_SESSION if ref is None else ref, None
+    return session.reference, branch

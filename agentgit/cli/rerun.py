@@ -97,7 +97,6 @@ def rerun(
     ] = None,
     price: Price = None,
 ) -> None:
-    """Run recorded sessions again in a graph; tools do not run. Fail below a bar, for CI."""
     from agentgit.handles.export import open_target
     from agentgit.render.views import reruns
 

@@ -81,7 +81,6 @@ def plan(
     no_conversation: NoConversation = False,
     trust: Trust = None,
 ) -> None:
-    """Show what a rollback would do; nothing is changed."""
     with repository(trust=trust) as repo:
         session, branch, ref = references.parse_changed_at(repo, target, "REF")
         files = files_option(no_files, overwrite_files)
@@ -119,7 +118,6 @@ def rollback(
     ] = None,
     trust: Trust = None,
 ) -> None:
-    """Roll back to a checkpoint, on a new branch: show the plan, ask, then reverse later effects."""
     with repository(trust=trust) as repo, show_plan_on_error():
         session, branch, ref = references.parse_changed_at(repo, target, "REF")
         files = files_option(no_files, overwrite_files)
@@ -153,7 +151,6 @@ def rewind_files(
     force: Annotated[bool, typer.Option("--force", help="Leave files that a turn and others have changed.")] = False,
     yes: Yes = False,
 ) -> None:
-    """Restore only the files, as they were before a user's message; the conversation stays."""
     with repository() as repo, show_plan_on_error():
         session, branch, ref = references.parse_changed_at(repo, target, "RESTORE_POINT")
         branch_name = session.branch(branch).name
@@ -186,7 +183,6 @@ def switch(
     on_error: OnError = "stop",
     trust: Trust = None,
 ) -> None:
-    """Continue a session on another branch; with --sync world, change the world to match it."""
     with repository(trust=trust) as repo, show_plan_on_error():
         session, _, branch = references.parse_changed_at(repo, target, "BRANCH")
         run = partial(session.switch, branch, sync=sync, force=force, on_error=on_error)
@@ -212,7 +208,6 @@ def resume(
     yes: Yes = False,
     trust: Trust = None,
 ) -> None:
-    """Finish an interrupted rollback or switch; ask if it would do more than was planned."""
     with repository(trust=trust) as repo, show_plan_on_error():
         run = partial(repo.resume, repo.operation(operation), force=force)
         try:
@@ -230,8 +225,7 @@ def resolve(
         typer.Option("--result", metavar="JSON", help="The return value of the call, for its undo function."),
     ] = None,
 ) -> None:
-    """Record whether a call or its reversal happened, if its outcome is unknown."""
-    return_value = output.parse_result(result)
+    return_value = output.parse_json(result, "--result") if result is not None else None
     with repository() as repo:
         call = repo.resolve(invocation, outcome.replace("-", "_"), result=return_value)
         output.emit(call.to_dict, lambda: calls([call]))
@@ -251,9 +245,9 @@ def run_confirmed(plan: RollbackPlan, run: Callable[..., Any], verb: str, *, yes
     """
     while True:
         shown = plan.forced() if force else plan
-        if not yes and shown.is_admissible and (shown.changes_world or HOST.get() is None):
+        if shown.is_admissible and (shown.changes_world or HOST.get() is None):
             question = f"{verb} {place(plan.session_name, plan.branch)}?"
-            output.confirm(question, partial(print_rollback, shown))
+            output.confirm(question, partial(print_rollback, shown), yes=yes)
         try:
             return run(plan=plan)
         except PlanChanged as changed:

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from agentgit.cli import output, references
 from agentgit.cli.completion import complete_checkpoint
-from agentgit.cli.history import OnBranch
 from agentgit.cli.options import (
     Limit,
     OfBranch,
     Session,
     repository,
 )
+from agentgit.effects import ToolInvocation
 from agentgit.render.records import record
 from agentgit.render.views import checkpoints, conversation, lists
 from agentgit.render.views import tree as trees
@@ -29,14 +30,8 @@ DEFAULT_BRANCH_LIMIT = 40
 
 
 def sessions(limit: Limit = None) -> None:
-    """List the sessions, most recently updated first."""
     with repository() as repo:
-        all_sessions = repo.sessions(limit)
-        output.emit(
-            lambda: [record(session) for session in all_sessions],
-            lambda: lists.sessions(all_sessions),
-            all_sessions,
-        )
+        output.emit_list(repo.sessions(limit), lists.sessions)
 
 
 def status(
@@ -46,7 +41,6 @@ def status(
     ] = False,
     limit: Limit = None,
 ) -> None:
-    """Show a session's branch, head and unfinished operations."""
     with repository() as repo:
         session, branch_name = references.parse_session(repo, session_ref, shows_session=True)
         if operations:
@@ -68,23 +62,13 @@ def status(
 
 def _print_operations(session: SessionHandle, limit: int | None) -> None:
     history, names = session.operations()[:limit], {branch.id: branch.name for branch in session.branches()}
-    output.emit(
-        lambda: [record(operation) for operation in history],
-        lambda: lists.operations(history, names),
-        history,
-    )
+    output.emit_list(history, lambda shown: lists.operations(shown, names))
 
 
 def branches(session: Session = None, limit: Limit = None) -> None:
-    """List the branches of a session; * marks the current one."""
     with repository() as repo:
         handle = references.read_session(repo, session)
-        all_branches = handle.branches()[-(limit or 0) :]
-        output.emit(
-            lambda: [record(branch) for branch in all_branches],
-            lambda: lists.branches(all_branches, handle.tree()),
-            all_branches,
-        )
+        output.emit_list(handle.branches()[-(limit or 0) :], lambda shown: lists.branches(shown, handle.tree()))
 
 
 def tree(
@@ -106,7 +90,6 @@ def tree(
     ] = None,
     times: Annotated[bool, typer.Option("--times", help="Show when each checkpoint was created.")] = False,
 ) -> None:
-    """Draw the branches of a session as a tree."""
     with repository() as repo:
         handle = references.default_session(repo, session)
         session_tree = handle.tree()
@@ -122,18 +105,11 @@ def tree(
 def tool_track(
     session_ref: OfBranch = None,
     limit: Limit = None,
-    on_branch: OnBranch = None,
 ) -> None:
-    """List the tool calls of a branch, oldest first, with their effects and statuses."""
     with repository() as repo:
         session, branch = references.parse_session(repo, session_ref)
-        branch = references.one_branch(branch, on_branch)
         invocations = session.tool_track(branch=branch)[-(limit or 0) :]
-        output.emit(
-            lambda: [call.to_dict() for call in invocations],
-            lambda: conversation.calls(invocations, latest=len(invocations)),
-            invocations,
-        )
+        output.emit_list(invocations, partial(conversation.calls, latest=len(invocations)), ToolInvocation.to_dict)
 
 
 def show(
@@ -154,7 +130,6 @@ def show(
         ),
     ] = None,
 ) -> None:
-    """Show a checkpoint: its state, messages and tool calls."""
     with repository() as repo:
         checkpoint = references.checkpoint(repo, first, second)
         output.emit(checkpoint.to_dict, lambda: checkpoints.checkpoint(checkpoint), checkpoint)

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -16,11 +15,11 @@ from agentgit.cli.options import (
     COMMAND_PATH,
     GLOBAL_OPTIONS,
     address,
-    import_from_here,
+    import_function,
     repository,
 )
 from agentgit.cli.output import bar
-from agentgit.errors import InvalidInput, NotFound
+from agentgit.errors import InvalidInput
 from agentgit.render.view import plain
 from agentgit.render.views.maintenance import imported, transferred
 
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from agentgit.checkpoints import Checkpoint
     from agentgit.handles.session import Session
     from agentgit.repository import Repository
-    from agentgit.sessions.reports import Progress
     from agentgit.store.transfer.summary import TransferSummary
 
 PIPE = "-"
@@ -61,10 +59,9 @@ def export(
         bool, typer.Option("--trajectories", help="Write trajectories for training: a line for each AI message.")
     ] = False,
 ) -> None:
-    """Export a session, a branch or a checkpoint to one file."""
     *selection, file = words
     with repository() as repo, bar("exporting") as progress:
-        if not selection and _is_session(repo, file):
+        if not selection and references.is_session(repo, file):
             raise InvalidInput(f"{file} is a session; name the file too: {COMMAND_PATH.get()} {file} FILE")
         session, branch, checkpoint = _parse_target(repo, selection)
         if trajectories:
@@ -78,22 +75,10 @@ def export(
             branch=branch,
             checkpoint=checkpoint,
             files=files,
-            redact=_import_redaction(redact_with) or redact or as_test,
+            redact=import_function(redact_with, "takes a text and returns it") or redact or as_test,
             progress=progress,
         )
     _print_summary("exported", summary, piped=file == PIPE)
-
-
-def _import_redaction(path: str | None) -> Callable[[str], str] | None:
-    if path is None:
-        return None
-    from agentgit.agents import user_modules
-
-    import_from_here()
-    function: Callable[[str], str] = user_modules.value_in(path)
-    if not callable(function):
-        raise InvalidInput(f"{path} is not a function. Name a function that takes a text and returns it.")
-    return function
 
 
 Name = Annotated[str | None, typer.Option("--session", metavar="NAME", help="The name of the new session.")]
@@ -132,16 +117,20 @@ def import_(
         bool, typer.Option("--as-threads", help="Import them as threads of SQLModelSaver, not as sessions.")
     ] = False,
 ) -> None:
-    """Create sessions from an exported file, from plain checkpoints, or from threads of LangGraph."""
     if not langgraph:
         if thread or session_prefix or as_threads:
             raise InvalidInput("--thread, --session-prefix and --as-threads are for threads of LangGraph: --langgraph")
         _import_file(source, session, workspace)
         return
 
-    with repository(create=True) as repo, _show_progress() as progress:
+    with repository(create=True) as repo, bar("importing") as show:
         report = repo.import_langgraph(
-            source, thread, progress, session_prefix=session_prefix, as_threads=as_threads, on_error="continue"
+            source,
+            thread,
+            None if show is None else lambda progress: show(progress.number, progress.threads),
+            session_prefix=session_prefix,
+            as_threads=as_threads,
+            on_error="continue",
         )
     output.emit(report.to_dict, lambda: imported(report))
     for failure in report.failed:
@@ -168,14 +157,6 @@ def _write_trajectories(steps: Iterator[Any], file: str) -> None:
         Path(file).write_text("".join(lines), encoding="ascii")
 
 
-def _is_session(repo: Repository, word: str) -> bool:
-    try:
-        repo.session(word)
-    except NotFound:
-        return False
-    return True
-
-
 def _parse_target(repo: Repository, words: list[str]) -> tuple[Session, str | None, Checkpoint | None]:
     """Parse `[SESSION[@BRANCH] [REF]]`."""
     if len(words) > 2:
@@ -194,50 +175,3 @@ def _print_summary(verb: str, summary: TransferSummary, *, piped: bool = False) 
         return
     data: dict[str, Any] = summary.to_dict()
     output.emit(lambda: data, lambda: transferred(verb, summary))
-
-
-PROGRESS_STEP = 200
-"""The number of graph checkpoints between two progress lines of a long thread, if there is no terminal."""
-
-
-@contextmanager
-def _show_progress() -> Iterator[Callable[[Progress], None] | None]:
-    """Show the progress: a bar in a terminal, lines elsewhere, nothing with --json."""
-    if output.as_json():
-        yield None
-    elif not sys.stderr.isatty():
-        yield _ProgressLines()
-    else:
-        from rich.console import Console
-        from rich.markup import escape
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
-        from rich.progress import Progress as Bar
-
-        from agentgit.render.text import clean
-
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-        with Bar(*columns, console=Console(stderr=True), transient=True) as bar:
-            task = bar.add_task("", total=None)
-
-            def update(progress: Progress) -> None:
-                description = f"{progress.number}/{progress.threads} {escape(clean(progress.thread_id))}"
-                bar.update(task, description=description, completed=progress.done, total=progress.total or None)
-
-            yield update
-
-
-class _ProgressLines:
-    """Writes progress as lines: one for each thread, and more for a long thread."""
-
-    def __init__(self) -> None:
-        self._last_done = 0
-
-    def __call__(self, progress: Progress) -> None:
-        from agentgit.render.text import clean
-
-        if not progress.total:
-            self._last_done = 0
-            output.print_notice(f"{progress.number} of {progress.threads}: {clean(progress.thread_id)}")
-        elif progress.done - self._last_done >= PROGRESS_STEP and progress.done < progress.total:
-            self._last_done = progress.done
-            output.print_notice(f"  {progress.done} of {progress.total} graph checkpoints")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,11 +9,11 @@ import typer
 
 from agentgit.cli import output
 from agentgit.cli.completion import complete_session
-from agentgit.cli.options import CommandGroup, ForceErase, PublicUrl, Yes, repository
+from agentgit.cli.options import GROUP, ForceErase, PublicUrl, Yes, repository
 from agentgit.errors import InvalidInput
 from agentgit.render.records import record
 from agentgit.render.text import clean
-from agentgit.render.view import Span, View
+from agentgit.render.view import Span
 from agentgit.render.views import lists
 from agentgit.render.views.maintenance import erased as show_erased
 from agentgit.values import parse_duration
@@ -39,10 +38,7 @@ KeyExpires = Annotated[
 LOCAL_SERVER = "http://127.0.0.1:8700"
 """The address of `agentgit serve` without options."""
 
-GROUP_OPTIONS: dict[str, Any] = {"no_args_is_help": True, "cls": CommandGroup, "rich_markup_mode": None}
-
-users = typer.Typer(name="users", help="Manage the users of the database; for admins.", **GROUP_OPTIONS)
-keys = typer.Typer(name="keys", help="Manage API keys.", **GROUP_OPTIONS)
+users, keys = typer.Typer(**GROUP), typer.Typer(**GROUP)
 
 
 def parse_lifetime(text: str | None) -> timedelta | None:
@@ -53,16 +49,11 @@ def parse_lifetime(text: str | None) -> timedelta | None:
     return lifetime
 
 
-def _print_list(values: Sequence[Any], view: Callable[[Any], View]) -> None:
-    output.emit(lambda: [record(value) for value in values], lambda: view(values))
-
-
 def _print_value(value: Any, text: str) -> None:
     output.line(lambda: record(value), clean(text))
 
 
 def _print_sign_in_link(repo: Repository, user: User, public_url: str | None, text: str) -> None:
-    """Create a sign-in link for a user, and print its address."""
     address = f"{(public_url or LOCAL_SERVER).rstrip('/')}/sign-in?token={repo.users.create_link(user).secret}"
     text = f"{text}. This link signs a browser in once, within 24 hours:"
     output.emit(lambda: {**record(user), "sign_in_link": address}, lambda: [(Span(clean(text)),), (Span(address),)])
@@ -87,7 +78,6 @@ def share(
         typer.Option("--revoke", metavar="ID", help="Revoke a link, and all roles got with it."),
     ] = None,
 ) -> None:
-    """Share a session with a user or with a link; without a user, list its members."""
     if sum([user is not None, link, links, revoke is not None]) > 1 or (remove and user is None):
         raise InvalidInput("Write a user, --link, --links or --revoke; and --remove only with a user.")
     with repository() as repo:
@@ -96,11 +86,11 @@ def share(
             new_link = sharing.create_link(role, parse_lifetime(expires or "7d"))
             _print_value(new_link, f"{new_link.token}")
         elif links:
-            _print_list(sharing.links(), lists.links)
+            output.emit_list(sharing.links(), lists.links)
         elif revoke is not None:
             _print_value(sharing.revoke_link(revoke), f"link {revoke} is revoked")
         elif user is None:
-            _print_list(sharing.members(), lists.members)
+            output.emit_list(sharing.members(), lists.members)
         elif remove:
             sharing.unshare(user)
             data = {"session": session, "user": user}
@@ -113,7 +103,6 @@ def share(
 def accept(
     token: Annotated[str, typer.Argument(metavar="TOKEN", help="The token that `agentgit share --link` printed.")],
 ) -> None:
-    """Join a session with a link."""
     with repository() as repo:
         session = repo.accept(token).info
         _print_value(session, f"you are {session.role} of {session.reference}")
@@ -149,7 +138,7 @@ def users_link(
 def users_list() -> None:
     """List the users."""
     with repository() as repo:
-        _print_list(repo.users.list(), lists.users)
+        output.emit_list(repo.users.list(), lists.users)
 
 
 @users.command("disable")
@@ -175,8 +164,7 @@ def users_delete(
     """Erase a user and all their sessions permanently."""
     with repository() as repo:
         target = repo.users.find(user)
-        if not yes:
-            output.confirm(f"Permanently delete {clean(target.name)} and all their sessions?")
+        output.confirm(f"Permanently delete {clean(target.name)} and all their sessions?", yes=yes)
         erased = repo.users.delete(target, force=force)
     output.emit(erased.to_dict, lambda: show_erased(f"user {target.name}", erased))
 
@@ -203,7 +191,7 @@ def keys_create(
 def keys_list(of: OwnerOption = None) -> None:
     """List API keys."""
     with repository() as repo:
-        _print_list(repo.keys.list(of), lists.keys)
+        output.emit_list(repo.keys.list(of), lists.keys)
 
 
 @keys.command("revoke")

@@ -11,7 +11,7 @@ import typer
 
 from agentgit.checkpoints import references
 from agentgit.cli import output
-from agentgit.cli.options import CommandGroup, Limit, Yes, usage
+from agentgit.cli.options import GROUP, Limit, Yes, usage
 from agentgit.errors import NotFound, PlanChanged, WorkspaceChanged
 from agentgit.next_steps import Next
 from agentgit.render.views import files
@@ -20,13 +20,7 @@ if TYPE_CHECKING:
     from agentgit.workspace.api import Workspace
     from agentgit.workspace.values import FileCheckpoint, Restored
 
-app = typer.Typer(
-    name="workspace",
-    help="Save, compare and restore the files of a folder.",
-    no_args_is_help=True,
-    cls=CommandGroup,
-    rich_markup_mode=None,
-)
+app = typer.Typer(**GROUP)
 
 Dir = Annotated[Path, typer.Option("--dir", metavar="DIR", help="The folder.")]
 Store = Annotated[
@@ -59,11 +53,7 @@ def save(
 def list_(limit: Limit = None, folder: Dir = CURRENT_FOLDER, store: Store = None) -> None:
     """List the snapshots, newest first."""
     with _workspace(folder, store) as workspace:
-        snapshots = workspace.list(limit=limit)
-        output.emit(
-            lambda: [snapshot.to_dict() for snapshot in snapshots],
-            lambda: files.snapshots(snapshots),
-        )
+        output.emit_list(workspace.list(limit=limit), files.snapshots, lambda snapshot: snapshot.to_dict())
 
 
 @app.command()
@@ -96,7 +86,7 @@ def restore(
         if not force:
             _require_saved(plan)
         if not yes:
-            output.confirm("Restore?", lambda: output.show(files.plan(plan)))
+            output.confirm("Restore?", lambda: output.show(files.plan(plan)), yes=False)
             if workspace.plan_restore(snapshot.id, paths=paths) != plan:
                 raise PlanChanged("The files have changed since the plan was shown. Nothing was restored.", plan=plan)
         restored = workspace.restore(snapshot.id, paths=paths)
@@ -121,8 +111,7 @@ def delete(ref: Ref, yes: Yes = False, folder: Dir = CURRENT_FOLDER, store: Stor
     """Delete a snapshot; the files stay as they are."""
     with _workspace(folder, store) as workspace:
         snapshot = _require_snapshot(workspace, ref)
-        if not yes:
-            output.confirm("Delete?", lambda: output.show(files.snapshots([snapshot])))
+        output.confirm("Delete?", lambda: output.show(files.snapshots([snapshot])), yes=yes)
         _print_snapshot(workspace.delete(snapshot.id))
 
 
@@ -179,7 +168,6 @@ def _require_snapshot(workspace: Workspace, ref: str) -> FileCheckpoint:
 
 
 def _require_saved(plan: Restored) -> None:
-    """Refuse a restore that would change files modified since the last snapshot."""
     unsaved = sorted({*plan.restored, *plan.deleted} & set(plan.changed))
     if unsaved:
         raise WorkspaceChanged(

@@ -33,7 +33,6 @@ from agentgit.store.sql.transaction import Reading, Writing
 
 
 def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> InternalSession:
-    """Recover a branch whose turn or rollback died."""
     context, store = access.context, access.context.store
 
     def recover_branch(transaction: Writing) -> InternalSession:
@@ -60,10 +59,7 @@ def recover(access: SessionAccess, branch: BranchRef, *, force: bool) -> Interna
 
 
 class Tagging(SessionAccess):
-    """Adds, removes and lists the tags of a session."""
-
     def add(self, ref: CheckpointRef, name: str, branch: BranchRef, description: str | None) -> Tag:
-        """Tag a checkpoint."""
         references.require_name(name, "tag")
         if description is not None and not isinstance(description, str):
             raise InvalidInput(f"description must be a string, not {description!r}.")
@@ -84,7 +80,6 @@ class Tagging(SessionAccess):
         return self.context.change(add_tag)
 
     def remove(self, name: str) -> Tag:
-        """Remove a tag and return it."""
 
         def remove_tag(transaction: Writing) -> Tag:
             self.load_session(transaction, EDITOR)
@@ -95,11 +90,9 @@ class Tagging(SessionAccess):
         return self.context.change(remove_tag)
 
     def all(self) -> Tags:
-        """List the tags of the session, newest first."""
         return Tags(self.context.read(lambda c: self.context.store.tags.all(c, self.load_session(c).id)))
 
     def find_tag(self, transaction: Reading, name: str) -> Tag:
-        """Find a tag by its name."""
         tags = self.context.store.tags
         match = tags.find(transaction, self.session_id, references.require_name(name, "tag"))
         if match is None:
@@ -112,29 +105,25 @@ class Tagging(SessionAccess):
         return match
 
 
-class Annotating(SessionAccess):
-    """Changes what people wrote about the checkpoints of a session."""
+def annotate(access: SessionAccess, ref: CheckpointRef, branch: BranchRef, changes: Mapping[str, Any]) -> Checkpoint:
+    require_text(changes.get("name"), changes.get("description"))
+    context, store = access.context, access.context.store
 
-    def annotate(self, ref: CheckpointRef, branch: BranchRef, changes: Mapping[str, Any]) -> Checkpoint:
-        """Change the name, description or data of a checkpoint, and return it."""
-        require_text(changes.get("name"), changes.get("description"))
-        store = self.context.store
+    def change_row(transaction: Writing) -> Checkpoint:
+        access.load_session(transaction, EDITOR)
+        store.sessions.lock(transaction, access.session_id)
+        row = access.find_checkpoint(transaction, ref, branch)
+        if "data" in changes and merge_source_id(row.data) is not None:
+            raise Conflict(
+                f"The data of {row.branch_name}#{row.number} records what was merged there, and the next merge "
+                "needs it. Change its name or description."
+            )
+        store.checkpoints.annotate(transaction, row, context.user.id, changes)
+        changed_row = store.checkpoints.load(transaction, row.id)
+        store.search_index.index_annotation(transaction, changed_row)
+        return context.read_models.checkpoints(transaction, [changed_row])[0]
 
-        def change_row(transaction: Writing) -> Checkpoint:
-            self.load_session(transaction, EDITOR)
-            store.sessions.lock(transaction, self.session_id)
-            row = self.find_checkpoint(transaction, ref, branch)
-            if "data" in changes and merge_source_id(row.data) is not None:
-                raise Conflict(
-                    f"The data of {row.branch_name}#{row.number} records what was merged there, and the next merge "
-                    "needs it. Change its name or description."
-                )
-            store.checkpoints.annotate(transaction, row, self.context.user.id, changes)
-            changed_row = store.checkpoints.load(transaction, row.id)
-            store.search_index.index_annotation(transaction, changed_row)
-            return self.context.read_models.checkpoints(transaction, [changed_row])[0]
-
-        return self.context.change(change_row)
+    return context.change(change_row)
 
 
 class Branching(SessionAccess):
@@ -155,15 +144,15 @@ class Branching(SessionAccess):
         """
 
         def save_checkpoint(transaction: Writing) -> tuple[StoredRow, int]:
-            self.context.store.sessions.lock(
-                transaction, self._load_editable_branch(transaction, branch_id).external_session_id
-            )
+            branch = self.context.store.sessions.branch(transaction, branch_id)
+            self.context.authorize(transaction, branch.external_session_id)
+            self.context.store.sessions.lock(transaction, branch.external_session_id)
             branch = self.context.store.recover(transaction, self.context.store.sessions.branch(transaction, branch_id))
             if branch.status == RUNNING:
                 raise Conflict(f"Branch {branch.name} is running. Make the checkpoint when its turn has ended.")
             require_no_unfinished_rollback(branch)
             point = self._current_point(transaction, branch, snapshot)
-            checkpoint = self._load_checkpoint(
+            checkpoint = self.context.store.checkpoints.load(
                 transaction, self.context.store.checkpoints.add(transaction, branch.id, point, label)
             )
             return checkpoint, retention.apply_if_due(transaction, self.context.store, branch.external_session_id)
@@ -172,15 +161,6 @@ class Branching(SessionAccess):
         if removed_count:
             self.context.engine().files.release_unused()
         return self.context.read_models.checkpoint(checkpoint)
-
-    def _load_editable_branch(self, transaction: Reading, branch_id: int) -> StoredRow:
-        """Read a branch, after checking that the principal may still change the session."""
-        branch = self.context.store.sessions.branch(transaction, branch_id)
-        self.context.authorize(transaction, branch.external_session_id)
-        return branch
-
-    def _load_checkpoint(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
-        return self.context.store.checkpoints.load(transaction, checkpoint_id)
 
     def _current_point(self, transaction: Writing, branch: StoredRow, snapshot: SnapshotRef | None) -> CheckpointState:
         """Return the current point of a branch, and record which files it has."""
@@ -266,12 +246,12 @@ class Branching(SessionAccess):
 
     def _checkpoint_of(self, transaction: Writing, branch: StoredRow, snapshot: SnapshotRef | None) -> StoredRow:
         require_no_unfinished_rollback(branch)
-        head = self._load_checkpoint(transaction, branch.head_id) if branch.head_id else None
+        head = self.context.store.checkpoints.load(transaction, branch.head_id) if branch.head_id else None
         point = self._current_point(transaction, branch, snapshot)
         if head is not None and (branch.status == RUNNING or _is_at_head(head, point)):
             return head
         label = Label(kind="after" if point.graph_checkpoint_id else "branch", user_id=self.context.user.id)
-        return self._load_checkpoint(
+        return self.context.store.checkpoints.load(
             transaction, self.context.store.checkpoints.add(transaction, branch.id, point, label)
         )
 

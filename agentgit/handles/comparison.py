@@ -18,10 +18,7 @@ from agentgit.store.sql.transaction import Reading
 
 
 class Comparator(SessionAccess):
-    """Compares checkpoints and branches of a session with each other or with those of another session."""
-
     def diff(self, a: CheckpointRef, b: CheckpointRef, other: SessionAccess) -> Diff:
-        """Compare two checkpoints."""
 
         def load(transaction: Reading) -> tuple[Checkpoint, Checkpoint, CheckpointComparison]:
             (row_a, session_a), (row_b, session_b) = (
@@ -38,7 +35,6 @@ class Comparator(SessionAccess):
         return self._diff(*self.context.read(load))
 
     def compare(self, a: CheckpointRef, b: CheckpointRef) -> Comparison:
-        """Compare two branches."""
         comparer = CheckpointComparer(self.context.store)
 
         def load(

@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, Protocol, TypeVar, overload
+from typing import TypeVar
 
 from agentgit.auth import Principal, User
 from agentgit.auth.principal import EDITOR, READ, VIEWER, Role
-from agentgit.checkpoints import Checkpoint
-from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.effects import Effect
 from agentgit.effects.registry import Registry
 from agentgit.errors import NotFound
@@ -31,26 +29,6 @@ BranchRef = InternalSession | str | int | None
 
 UserRef = User | str | int
 """A user, their name or their id."""
-
-
-class WrappedGraph(Protocol):
-    """The part of an agent that merging needs: the reducers of its graph apply the changes."""
-
-    @overload
-    def merge(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
-        """Merge the changes of another branch."""
-
-    @overload
-    def merge(self, source: CheckpointRef, *, resolve: Resolve = None, dry_run: Literal[True]) -> MergePlan:
-        """Return the plan."""
-
-    @overload
-    def cherry_pick(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint:
-        """Apply the changes of one checkpoint."""
-
-    @overload
-    def cherry_pick(self, source: CheckpointRef, *, resolve: Resolve = None, dry_run: Literal[True]) -> MergePlan:
-        """Return the plan."""
 
 
 class Context:
@@ -77,7 +55,6 @@ class Context:
 
     @property
     def user(self) -> User:
-        """The user of the principal."""
         return self.principal.user
 
     def read(self, query: Callable[[Reading], T], *, repeatable_read: bool = False) -> T:
@@ -111,7 +88,6 @@ class Context:
         self.lookup.require_role(transaction, session_id, EDITOR)
 
     def find_user(self, transaction: Reading, user: UserRef) -> User:
-        """Find a user by name or id."""
         match = self.store.users.find(transaction, user) if isinstance(user, User | str | int) else None
         if match is None:
             name = user.name if isinstance(user, User) else user
@@ -153,7 +129,6 @@ class SessionAccess:
         return session
 
     def find_branch(self, transaction: Reading, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:
-        """Find the row of a branch of the session."""
         return self.context.lookup.branch(transaction, self.load_session(transaction, required_role).id, ref)
 
     def read_branch(self, ref: BranchRef, required_role: Role = VIEWER) -> StoredRow:
@@ -161,5 +136,4 @@ class SessionAccess:
         return self.context.read(lambda transaction: self.find_branch(transaction, ref, required_role))
 
     def find_checkpoint(self, transaction: Reading, ref: CheckpointRef, branch: BranchRef = None) -> StoredRow:
-        """Find the row of a checkpoint of the session."""
         return self.context.lookup.checkpoint(transaction, self.find_branch(transaction, branch), ref)

@@ -34,8 +34,6 @@ _SQLITE = b"SQLite format 3\0"
 
 
 class Exporter(SessionAccess):
-    """Writes a session to a file, and lists its steps."""
-
     def export(
         self,
         path: str | Path | IO[bytes],
@@ -46,7 +44,6 @@ class Exporter(SessionAccess):
         progress: OnProgress | None,
         redact: bool | RedactText = False,
     ) -> TransferSummary:
-        """Write a session, a branch or a checkpoint to one file."""
         if not (isinstance(redact, bool) or callable(redact)):
             raise InvalidInput(f"redact must be True, False or a function, not {redact!r}.")
         if redact and files:
@@ -107,7 +104,6 @@ class Exporter(SessionAccess):
         )
 
     def trajectories(self, branch: BranchRef) -> Iterator[dict[str, Any]]:
-        """Yield the steps of one branch, or of all branches."""
         session = self.context.read(self.load_session)
         for row in self.context.read(lambda c: self._load_branches(c, branch)):
             yield from self._steps(session, row)

@@ -41,10 +41,7 @@ from agentgit.values import Tabular
 
 
 class TextSearch(SessionAccess):
-    """Finds messages, tool calls and named checkpoints of a session by their words."""
-
     def find_words(self, text: str, scope: Scope, limit: int, after: str | None, progress: OnProgress | None) -> Hits:
-        """Find the messages, calls and checkpoints that contain all words of a text."""
         search_query, size, cursor = parse_query(text), require_page_size(limit), parse_hit_cursor(after)
         is_complete = self._index_texts(progress)
         return self.context.read(
@@ -110,10 +107,7 @@ class Scope:
 
 
 class LogReader(SessionAccess):
-    """Reads the checkpoints of a session for its log."""
-
     def author_id(self, name: str) -> int:
-        """Return the id of a user, to list only their checkpoints."""
         users = self.context.store.users
         user = self.context.read(lambda c: users.find_by_name(c, name)) if isinstance(name, str) else None
         if user is None:
@@ -121,7 +115,6 @@ class LogReader(SessionAccess):
         return user.id
 
     def get(self, ref: CheckpointRef, scope: Scope) -> Checkpoint:
-        """Find a checkpoint."""
 
         def load(transaction: Reading) -> Checkpoint:
             return self.context.read_models.checkpoints(
@@ -131,7 +124,6 @@ class LogReader(SessionAccess):
         return self.context.read(load)
 
     def page(self, scope: Scope, conditions: Filter, limit: int, after: TimeCursor) -> Page[Checkpoint]:
-        """Read one page of a log; see `Log.page`."""
 
         def load(transaction: Reading) -> Page[Checkpoint]:
             parts = self.parts(transaction, scope, points=conditions.by_person)
@@ -144,7 +136,6 @@ class LogReader(SessionAccess):
         return self.context.read(load)
 
     def questions(self, scope: Scope) -> list[Any]:
-        """Return what the graph asks at the head of the branch of a log."""
 
         def load(transaction: Reading) -> list[Any]:
             branch = self.find_branch(transaction, scope.branch)
@@ -153,7 +144,6 @@ class LogReader(SessionAccess):
         return self.context.read(load)
 
     def count(self, scope: Scope, conditions: Filter) -> int:
-        """Count the checkpoints of a log."""
 
         def load(transaction: Reading) -> int:
             parts = self.parts(transaction, scope, points=conditions.by_person)
@@ -164,7 +154,6 @@ class LogReader(SessionAccess):
         return self.context.read(load)
 
     def parts(self, transaction: Reading, scope: Scope, *, points: bool) -> list[LogPart]:
-        """Return the parts of branches that a scope covers."""
         session, sessions = self.load_session(transaction), self.context.store.sessions
         if scope.which == "all":
             return parts_of_branches(sessions.branches(transaction, session.id))

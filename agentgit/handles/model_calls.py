@@ -18,8 +18,6 @@ from agentgit.store.threads.model_calls import RecordedModelCall
 
 
 class ModelCallRecord(NamedTuple):
-    """The model calls between two points of a branch."""
-
     branch: str
     calls: Sequence[RecordedModelCall]
     has_requests: bool
@@ -53,8 +51,6 @@ def read_model_calls(
 
 
 class _Reader:
-    """Reads the model calls at points of a session."""
-
     def __init__(self, access: SessionAccess, transaction: Reading, branch: StoredRow) -> None:
         self._graphs = access.context.store.graphs
         self._access, self._connection, self._branch = access, transaction, branch

@@ -24,10 +24,7 @@ _STEP = 100
 
 
 class RerunReader(SessionAccess):
-    """Compares reruns of a session with what was recorded."""
-
     def compare(self, branch: BranchRef) -> RerunComparison:
-        """Compare a rerun with the recording; see `Session.compare_rerun`."""
         return self.context.read(lambda c: self._compare(c, self.find_branch(c, branch)), repeatable_read=True)
 
     def _compare(self, transaction: Reading, row: StoredRow) -> RerunComparison:

@@ -31,7 +31,6 @@ class Rollbacks(SessionAccess):
     # -- rollback
 
     def plan(self, to: CheckpointRef | GraphPoint, branch: BranchRef, options: RollbackOptions) -> RollbackPlan:
-        """Return what a rollback would do, without doing anything."""
         return self.context.engine().plan(self._request(to, branch, options))
 
     def run(self, to: CheckpointRef | GraphPoint, branch: BranchRef, options: RollbackOptions) -> int:
@@ -50,10 +49,6 @@ class Rollbacks(SessionAccess):
             return self.context.engine().reports.read(transaction, matches[0] if has_new_branch else matches[-1])
 
         return self.context.read(read)
-
-    def operation(self, operation_id: int) -> RollbackReport:
-        """Read the report of an operation of this session."""
-        return self.context.engine().read_report(operation_id)
 
     def _request(
         self,
@@ -105,14 +100,9 @@ class Rollbacks(SessionAccess):
         run = self.context.engine().run
         return self.report(run(replace(request, force=force, plan=plan)), has_new_branch=False)
 
-    def plan_request(self, request: Request) -> RollbackPlan:
-        """Return what restoring files would do, without doing anything."""
-        return self.context.engine().plan(request)
-
     def rewind_request(
         self, restore_point: CheckpointRef, branch: BranchRef, files: FilesOption = True, required_role: Role = EDITOR
     ) -> Request:
-        """Return the request to restore the files of a restore point."""
         store, lookup = self.context.store, self.context.lookup
 
         def create_request(transaction: Reading) -> Request:
@@ -148,7 +138,6 @@ class Rollbacks(SessionAccess):
     # -- switch
 
     def plan_switch(self, branch: BranchRef) -> RollbackPlan:
-        """Return what would bring the world to the state of a branch, without doing anything."""
         return self.context.engine().plan_switch(self.read_branch(branch).id)
 
     def set_current_branch(self, branch: BranchRef, *, source_id: int | None = None) -> StoredRow:
@@ -286,7 +275,6 @@ class Rollbacks(SessionAccess):
         return self.context.read(create_request)
 
     def rollback_source_id(self, branch: BranchRef, required_role: Role = EDITOR) -> int:
-        """Return the id of the branch from which a rollback created this one."""
 
         def load(transaction: Reading) -> int:
             row = self.find_branch(transaction, branch, required_role)

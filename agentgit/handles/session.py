@@ -16,8 +16,8 @@ from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import DONE
 from agentgit.effects.plan import SWITCH
 from agentgit.errors import Conflict, InvalidInput
-from agentgit.handles.branching import Annotating, Branching, recover
-from agentgit.handles.context import BranchRef, Context, WrappedGraph
+from agentgit.handles.branching import Branching, annotate, recover
+from agentgit.handles.context import BranchRef, Context
 from agentgit.handles.retention import SessionRetention, delete_unneeded, erase
 from agentgit.handles.session_reader import SessionReader
 from agentgit.handles.sharing import Sharing
@@ -141,7 +141,7 @@ class Session(SessionReader):
         changes = {field: value for field, value in given.items() if value is not ...}
         if not changes:
             raise InvalidInput("There is nothing to change. Give a name, a description or data.")
-        return Annotating(self._context, self.id).annotate(ref, branch, changes)
+        return annotate(self._access, ref, branch, changes)
 
     def delete_checkpoint(self, ref: CheckpointRef, *, branch: BranchRef = None) -> Checkpoint:
         """Delete a checkpoint and return it. The conversation and the tool track are kept.
@@ -320,7 +320,7 @@ class Session(SessionReader):
             return self._rollbacks.rewind(rewind_request, force=force, plan=plan)
         source_id = self._rollbacks.rollback_source_id(branch_id)
         ids = self._rollbacks.switch(source_id, branch_id, sync="world", force=force, plan=plan)
-        return self._rollbacks.operation(ids[1])
+        return self._context.engine().read_report(ids[1])
 
     def switch(
         self,
@@ -365,7 +365,7 @@ class Session(SessionReader):
                 session_name=self.reference,
             )
         ids = self._rollbacks.switch(branch, None, sync=sync or "world", force=force, on_error=on_error, plan=plan)
-        return self._rollbacks.operation(ids[1])
+        return self._context.engine().read_report(ids[1])
 
     def fork(
         self,
@@ -554,8 +554,8 @@ class Session(SessionReader):
             force=force,
         )
 
-    def agent(self, branch: BranchRef = None) -> WrappedGraph:
-        """Return an agent on a branch, with the graph that was last wrapped here for the session.
+    def agent(self, branch: BranchRef = None) -> Any:
+        """Return a `RollbackAgent` on a branch, with the graph that was last wrapped here for the session.
 
         Merging and cherry-picking need the graph, because its reducers apply the changes. If only other users have
         wrapped a graph for the session in this process, it is theirs; the agent has your rights.
@@ -573,8 +573,7 @@ class Session(SessionReader):
                 f"Merging and picking need the graph of session {reference}, because its reducers apply the changes. "
                 "Wrap it first."
             )
-        agent: WrappedGraph = create_agent(self._context, branch_row.id)
-        return agent
+        return create_agent(self._context, branch_row.id)
 
     aagent = async_twin(agent)
     acheckpoint = async_twin(checkpoint)

@@ -280,7 +280,7 @@ class SessionReader:
         branch_id = self._access.read_branch(branch).id
         rewind_request = self._rollbacks.undo_rewind_request(branch_id, VIEWER)
         if rewind_request is not None:
-            return self._rollbacks.plan_request(rewind_request)
+            return self._context.engine().plan(rewind_request)
         return self.plan_switch(self._rollbacks.rollback_source_id(branch_id, VIEWER))
 
     def plan_switch(self, branch: BranchRef) -> RollbackPlan:
@@ -291,7 +291,8 @@ class SessionReader:
         self, restore_point: CheckpointRef, *, branch: BranchRef = None, files: FilesOption = True
     ) -> RollbackPlan:
         """Return what `rewind_files` would do, without doing anything."""
-        return self._rollbacks.plan_request(self._rollbacks.rewind_request(restore_point, branch, files, VIEWER))
+        request = self._rollbacks.rewind_request(restore_point, branch, files, VIEWER)
+        return self._context.engine().plan(request)
 
     def operations(self) -> list[Operation]:
         """List the rollbacks, switches and forks, newest first."""
@@ -410,7 +411,6 @@ def collect_stats(
     storage: bool,
     erased: Usage | None = None,
 ) -> Stats:
-    """Return the statistics of sessions."""
     checked_prices, store = require_prices(prices) if prices is not None else None, context.store
     rows = [row for session in sessions for row in store.sessions.branches(transaction, session.id)]
     if branch is not None:

@@ -57,8 +57,6 @@ ExportedTree = tuple[int | None, str | None]
 
 
 class SnapshotExporter:
-    """Writes the snapshots of one export."""
-
     def __init__(self, write: Callable[[dict[str, Any]], None]) -> None:
         self._write = write
         self._stores: dict[str, Objects] = {}

@@ -28,8 +28,6 @@ LONGEST_NAME = 200
 
 
 class SessionFactory:
-    """Creates sessions."""
-
     def __init__(self, context: Context) -> None:
         self.context = context
 
@@ -141,7 +139,6 @@ class SessionFactory:
             self.context.engine().run(self._run_request(first_checkpoint, force=force))
 
     def _require_runnable(self, transaction: Reading, session_id: int) -> None:
-        """Check that the calls of a template can run in a session that is being created."""
         (branch,) = self.context.store.sessions.branches(transaction, session_id)
         first_checkpoint = self.context.store.checkpoints.load(transaction, branch.head_id)
         planner = self.context.engine().planner
@@ -177,6 +174,5 @@ class SessionFactory:
 
 
 def require_name(name: str) -> None:
-    """Check that a name is valid for a session."""
     if not isinstance(name, str) or not name.strip() or len(name) > LONGEST_NAME:
         raise InvalidInput(f"A session needs a name of 1 to {LONGEST_NAME} characters, not {name!r}.")

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from agentgit.cli.app import complete_in, quote_word, run_in
-from agentgit.cli.completion import Names, NamesHere
+from agentgit.cli.completion import NamesHere
 from agentgit.errors import AgentGitError, InvalidInput, NotFound
 from agentgit.handles.session import Session
 from agentgit.next_steps import Face, Next
@@ -68,8 +68,6 @@ class NotebookNamespace:
 
 
 class DisplayedView:
-    """A view that displays itself in a notebook."""
-
     medium = Medium(face="notebook")
 
     def __init__(self, view: View) -> None:
@@ -96,11 +94,9 @@ class Notebook:
         self._is_named = False
 
     def repository(self) -> Repository:
-        """Return the repository of the agent that ran last."""
         return self._namespace.repository()
 
     def session(self, *, changes: bool) -> tuple[Session, str] | None:
-        """Return the session and branch of the agent that ran last; for a change, only if it is the only one."""
         if not self._agents or (changes and len(self._agents) > 1):
             return None
         variable, agent = self._agents[0]
@@ -110,20 +106,11 @@ class Notebook:
             self._display(target_line(agent.session, branch, variable))
         return agent.session, branch
 
-    def names(self) -> Names:
-        """Return the names that completion offers."""
-        agents = self._agents
-        bound = (agents[0][1].session, agents[0][1].branch.name) if agents else None
-        names: Any = NamesHere(self.repository(), bound)
-        return names  # type: ignore[no-any-return]  # it has the same methods
-
     def show(self, value: Any, view: View) -> None:
-        """Keep a result; the last one is the value of the magic, and those before it are displayed."""
         self.display_waiting()
         self._waiting.append(DisplayedView(view) if value is None else value)
 
     def ask(self, question: str) -> bool:
-        """Display the plan that was shown, and ask in the cell."""
         self.display_waiting()
         try:
             answer = input(f"{question} [y/N] ")
@@ -132,12 +119,10 @@ class Notebook:
         return answer.strip().lower() in ("y", "yes")
 
     def display_waiting(self) -> None:
-        """Display the results so far."""
         while self._waiting:
             self._display(self._waiting.pop(0))
 
     def run(self, words: Sequence[str]) -> Any:
-        """Run a command, and return its result."""
         try:
             run_in(self, words, "%agentgit")
         except Exception:
@@ -146,11 +131,9 @@ class Notebook:
         return self._waiting.pop() if self._waiting else None
 
     def agents(self) -> list[RollbackAgent]:
-        """Return the agents of the notebook."""
         return [agent for _, agent in self._agents]
 
     def move(self, agent: RollbackAgent, branch: InternalSession) -> None:
-        """Bind the variable of an agent to an agent on another branch."""
         variable = next(name for name, one in self._agents if one is agent)
         self._namespace.names[variable] = agent.at(branch.id)
         on_branch = (Span(" is on branch "), Span(clean(branch.name), "head"))
@@ -198,8 +181,9 @@ def complete(namespace: NotebookNamespace, text: str) -> tuple[str, list[str]] |
         notebook = Notebook(namespace, lambda _: None)
         if magic is not None:
             return fragment, complete_in(notebook, shlex.split(match[1].removesuffix(fragment)), unquoted)
-        names: Any = notebook.names()
-        words = names.checkpoints(names.session(""))
+        names = NamesHere(notebook.repository(), notebook.session(changes=False))
+        session = names.session("")
+        words = names.checkpoints(session) if session is not None else []
     except (AgentGitError, ValueError):  # no session yet, or an open quote: typing must not raise errors
         return fragment, []
     return fragment, [quote_word(word) for word in words if word.startswith(unquoted)]

@@ -43,7 +43,6 @@ def load(shell: Any) -> None:
 
 
 def unload(shell: Any) -> None:
-    """Remove the magics and their completer from a shell."""
     for kind, name in (("line", "agentgit"), ("cell", "agentgit"), ("cell", "branch")):
         shell.magics_manager.magics[kind].pop(name, None)
     _remove_completer(shell)
@@ -55,8 +54,6 @@ def _remove_completer(shell: Any) -> None:
 
 
 class Magics:
-    """The magics of one shell."""
-
     def __init__(self, shell: Any) -> None:
         self._shell = shell
         self._namespace = NotebookNamespace(shell.user_ns)
@@ -150,7 +147,6 @@ class Magics:
             failure.add_note(_still_there(branch_agent, error))
 
     def _confirm(self, agent: RollbackAgent, plan: RollbackPlan, question: str) -> None:
-        """Show what bringing the world to a branch does, and ask; a blocked plan is refused later."""
         if not plan.is_admissible:
             return
         _show(plan)
@@ -197,7 +193,6 @@ class _Parser(argparse.ArgumentParser):
 
 
 def _parse_branch(line: str) -> Namespace:
-    """Parse the text after `%%branch`."""
     parser = _Parser(prog="%%branch", add_help=False, allow_abbrev=False)
     parser.add_argument("name", metavar="NAME")
     parser.add_argument("--from", dest="ref", metavar="REF")
@@ -217,7 +212,6 @@ def _still_there(agent: RollbackAgent, error: AgentGitError) -> str:
 
 
 def _is_own(agent: RollbackAgent, plan: RollbackPlan) -> bool:
-    """Return whether a plan takes back only what an agent has seen."""
     try:
         agent._require_unmoved()
         agent.session._rollbacks.require_own(plan, agent.branch_id)
@@ -240,7 +234,6 @@ def _show(value: Any) -> None:
 
 @contextmanager
 def _short_errors() -> Iterator[None]:
-    """Show an agentgit error on one line without a traceback."""
     try:
         yield
     except AgentGitError as error:

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
 
 class TreeHandles:
-    """A session and a handle for each of its checkpoints."""
-
     def __init__(self, session: Session, agent: RollbackAgent | None) -> None:
         self.session = session
         self.agent = agent

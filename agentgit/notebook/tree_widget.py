@@ -60,7 +60,6 @@ class TreeWidget(anywidget.AnyWidget):
         self._draw()
 
     def view(self) -> dict[str, Any]:
-        """Return the entry of a cell's output that shows this widget."""
         bundle = self._repr_mimebundle_() or ({},)
         return {kind: value for kind, value in bundle[0].items() if kind != "text/plain"}
 
@@ -77,7 +76,7 @@ class TreeWidget(anywidget.AnyWidget):
             self._draw(
                 clean(error.worded("notebook")),
                 details._repr_html_() if details is not None else "",
-                self._start_again(),
+                [_button("Back", "choose", self._chosen)] if self._chosen is not None else [],
             )
 
     # -- actions, each with the reference or the text that its button sends
@@ -160,9 +159,6 @@ class TreeWidget(anywidget.AnyWidget):
     def _here(self) -> Any:
         """Return the branch that the next action starts from."""
         return self._browser.session.branch(self._browser.branch_id)
-
-    def _start_again(self) -> list[Button]:
-        return [_button("Back", "choose", self._chosen)] if self._chosen is not None else []
 
     def _draw_moved(self, what: str, panel: str = "") -> None:
         branch = clean(self._here().name)

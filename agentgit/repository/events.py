@@ -38,9 +38,6 @@ class Events:
     def __init__(self, context: Context) -> None:
         self.context = context
 
-    def __repr__(self) -> str:
-        return f"Events(of {self.context.user.name!r})"
-
     def on(
         self, kinds: str | Sequence[str], callback: Callback, *, session: SessionReader | SessionRef = None
     ) -> Subscription:
@@ -306,7 +303,6 @@ class Events:
 
 
 def _cursor_of(after: Event | str | None) -> Cursor:
-    """Return the place in the feed after which to read."""
     if after is None:
         return START
     text = after.cursor if isinstance(after, Event) else after

@@ -51,9 +51,6 @@ class Maintenance:
     def __init__(self, context: Context) -> None:
         self.context = context
 
-    def __repr__(self) -> str:
-        return f"Maintenance({self.context.store.database.name!r})"
-
     def gc(
         self,
         *,
@@ -124,7 +121,8 @@ class Maintenance:
             elif shrink and any((*collected, *removed_ids)):
                 problem = self._shrink()
             wiped = last_erasure if shrink and not problem else last_wiped
-            self.context.change(lambda c: self._record_gc(c, collected, wiped))
+            details = {**collected._asdict(), "wiped": wiped}
+            self.context.change(lambda c: record_event(c, "gc.done", user_id=self.context.user.id, **details))
         parts.end()
         if damage:  # the data of the other sessions are collected, and erased words are gone
             raise damage[0]
@@ -137,9 +135,6 @@ class Maintenance:
             dry_run=dry_run,
             problem=problem,
         )
-
-    def _record_gc(self, transaction: Writing, collected: Collected, wiped: int | None) -> None:
-        record_event(transaction, "gc.done", user_id=self.context.user.id, **collected._asdict(), wiped=wiped)
 
     def _erasures(self, transaction: Reading) -> tuple[int | None, int | None]:
         """Return the ids of the events of the last erasure, and of the last one whose traces a collection removed."""
@@ -292,13 +287,10 @@ class Maintenance:
 
 
 class Resolution:
-    """Records the outcomes that users decide by hand."""
-
     def __init__(self, context: Context) -> None:
         self.context = context
 
     def resolve(self, invocation: ToolInvocation | int, outcome: str, *, result: Any) -> ToolInvocation:
-        """Record the outcome of a call or of its reversal, and return the updated invocation."""
         invocation_id = invocation.id if isinstance(invocation, ToolInvocation) else invocation
 
         def decide(transaction: Writing) -> ToolInvocation:

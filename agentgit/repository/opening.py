@@ -109,18 +109,10 @@ def open(
 
 
 def modules_to_trust(named: Sequence[str] | None) -> list[str]:
-    """Return the modules to trust: `named`, or those of `$AGENTGIT_TRUST` if it is None."""
-    modules = _list_from(named, TRUST)
+    modules = os.environ.get(TRUST, "").split(",") if named is None else named
     if isinstance(modules, str) or not all(isinstance(name, str) for name in modules):
         raise InvalidInput(f"trust must be a list of modules, not {named!r}; write trust=['shop.tools'].")
-    return list(modules)
-
-
-def _list_from(given: Sequence[str] | None, variable: str) -> Sequence[str]:
-    """Return `given`, or the comma-separated values of an environment variable if it is None."""
-    if given is not None:
-        return given
-    return [item.strip() for item in os.environ.get(variable, "").split(",") if item.strip()]
+    return [name.strip() for name in modules if name.strip()] if named is None else list(modules)
 
 
 def _find_or_add_user(store: Store, name: str, *, create: bool) -> User:

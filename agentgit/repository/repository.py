@@ -13,6 +13,7 @@ from agentgit.async_api import async_twin
 from agentgit.auth import Principal, ShareLink, User
 from agentgit.auth.principal import EDITOR, WRITE
 from agentgit.checkpoints import Checkpoint
+from agentgit.checkpoints.queries import parse_time_cursor
 from agentgit.effects import Effect, RollbackPlan, RollbackReport, ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
 from agentgit.handles.context import Context, SessionAccess, UserRef
@@ -28,7 +29,7 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.reports import ImportReport, OnProgress, Operation
 from agentgit.sessions.reports import Progress as ImportProgress
 from agentgit.sessions.rerun import RerunReport, Reruns
-from agentgit.sessions.session import RERUN, Sessions, parse_cursor, require_limit
+from agentgit.sessions.session import RERUN, Sessions, require_limit
 from agentgit.sessions.stats import Prices
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.operations import operation_from_row
@@ -535,7 +536,8 @@ class Repository:
             require_limit(limit, "sessions")
         if name is not None and not isinstance(name, str):
             raise InvalidInput(f"name must be a string, or None for all, not {name!r}.")
-        cursor = parse_cursor(after)
+        after = after.cursor if isinstance(after, ExternalSession) else after
+        cursor = parse_time_cursor(after) if after is not None else None
         return Sessions(
             self._context.read(
                 lambda c: self._context.store.visible_sessions.page(
@@ -573,7 +575,8 @@ class Repository:
         if ref is not None and checkpoint is not None:
             raise InvalidInput("Name the session, or one of its checkpoints, not both.")
         if create or template is not None:
-            return Session(self._context, SessionFactory(self._context).ensure(_name_to_create(ref), template).id)
+            name: Any = ref.session_name if isinstance(ref, ExternalSession) else ref  # `ensure` checks it
+            return Session(self._context, SessionFactory(self._context).ensure(name, template).id)
         lookup = self._context.lookup
 
         def find(transaction: Reading) -> int:
@@ -790,7 +793,6 @@ class Repository:
         return self._bound_to(principal_of_key(self._context, key))
 
     def _bound_to(self, principal: Principal) -> Repository:
-        """Return a repository on the same database for another principal."""
         return Repository(self._context.for_principal(principal), is_borrowed=True)
 
     awrap = async_twin(wrap)
@@ -807,12 +809,3 @@ class Repository:
     aresume = async_twin(resume)
     aresolve = async_twin(resolve)
     aauthenticate = async_twin(authenticate)
-
-
-def _name_to_create(ref: SessionRef) -> str:
-    """Return the name of a session to create."""
-    if isinstance(ref, ExternalSession):
-        return ref.session_name
-    if not isinstance(ref, str):
-        raise InvalidInput(f"A session needs a name of 1 to 200 characters, not {ref!r}.")
-    return ref

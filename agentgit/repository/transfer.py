@@ -44,8 +44,6 @@ ImportSource = str | Path | IO[bytes] | Sequence[Checkpoint]
 
 
 class Importer:
-    """Creates sessions from exports."""
-
     def __init__(self, context: Context) -> None:
         self.context = context
 
@@ -56,7 +54,6 @@ class Importer:
         workspace: str | Path | Workspace | None,
         progress: OnProgress | None,
     ) -> TransferSummary:
-        """Create a session from an export, or from plain checkpoints."""
         if session is not None:
             require_name(session)
         require_file_support(workspace)
@@ -147,7 +144,6 @@ def require_file_support(workspace: str | Path | Workspace | None) -> None:
 
 @contextmanager
 def _convert_read_errors(path: ImportSource) -> Iterator[None]:
-    """Convert errors of reading into `Unavailable`, with the name of the file."""
     try:
         yield
     except OSError as error:

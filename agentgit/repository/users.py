@@ -29,7 +29,6 @@ from agentgit.store.sql.transaction import Reading, Writing
 
 
 def disabled_user_error(user: User) -> NotAllowed:
-    """Return the error for acting as a disabled user."""
     return NotAllowed(f"User {user.name} is disabled.", Next("enable_user", name=user.name))
 
 
@@ -75,9 +74,6 @@ class Users:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._users = context.store.users
-
-    def __repr__(self) -> str:
-        return f"Users(for {self._context.user.name!r})"
 
     def add(self, name: str, is_admin: bool = False) -> User:
         """Create a user. Admins only.
@@ -281,7 +277,6 @@ class Users:
 
 
 def _require_not_local(user: User) -> None:
-    """Check that a user is one who signs in."""
     if user.name == LOCAL:
         raise InvalidInput("The local owner has no credentials and cannot be disabled.", Next("add_user"))
 
@@ -296,9 +291,6 @@ class Keys:
     def __init__(self, context: Context) -> None:
         self._context = context
         self._keys = context.store.api_keys
-
-    def __repr__(self) -> str:
-        return f"Keys(for {self._context.user.name!r})"
 
     def create(
         self,

@@ -64,7 +64,7 @@ def fold(
     branches = {one.id: one for one in tree.walk()}
     if branch is not None and branch not in branches:
         raise NotFound(f"The session {tree.session_name} has no branch with the id {branch}.")
-    path = _path(branches, _focus(branches, branch))
+    path = path_of(branches, _focus(branches, branch))
     visible = set(branches) if branch is None else {*path, *_below(branches[branch])}
     if limit is None or len(visible) <= limit:
         shown, opened = set(visible), set(visible)
@@ -89,7 +89,7 @@ def _focus(branches: Mapping[int, Branch], branch: int | None) -> Branch | None:
     return next((one for one in branches.values() if one.is_current), newest)
 
 
-def _path(branches: Mapping[int, Branch], focus: Branch | None) -> list[int]:
+def path_of(branches: Mapping[int, Branch], focus: Branch | None) -> list[int]:
     """Return the ids of a branch and its ancestors, the nearest first."""
     path: list[int] = []
     while focus is not None:

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from datetime import UTC, datetime, timedelta
-from typing import Any, ClassVar, NamedTuple
+from datetime import datetime
+from typing import Any, ClassVar
 
+from agentgit.checkpoints.queries import TimeCursor
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.next_steps import Next
 from agentgit.values import COUNT, FLAG, OBJECT, TIME, Deferred, Displayable, TableList, count
@@ -28,8 +28,6 @@ IMPORTED = "imported"
 RERUN = "rerun"
 """The key in a branch's metadata that marks it as a rerun."""
 
-_EPOCH, _MICROSECOND = datetime(1970, 1, 1, tzinfo=UTC), timedelta(microseconds=1)
-
 
 def idle_status(metadata: Mapping[str, Any]) -> str:
     """Return the status of a branch that nobody runs: `simulated` for a rerun whose calls did not run since.
@@ -42,13 +40,6 @@ def idle_status(metadata: Mapping[str, Any]) -> str:
     if not isinstance(mark, dict | None):
         raise Corrupt("The metadata of a branch cannot be read.", Next("fsck"))
     return OPEN if mark is None or mark.get("is_real") else SIMULATED
-
-
-class SessionCursor(NamedTuple):
-    """A position in a list of sessions: after the session with this `updated_at` and this id."""
-
-    at: datetime
-    id: int
 
 
 @dataclass(kw_only=True)
@@ -90,31 +81,13 @@ class ExternalSession(Displayable):
 
     @property
     def cursor(self) -> str:
-        """The position of this session in a list of sessions, as text. `parse_cursor` reads it."""
-        return f"{(self.updated_at - _EPOCH) // _MICROSECOND}-{self.id}"
+        """The position of this session in a list of sessions, as text."""
+        return TimeCursor(self.updated_at, self.id).cursor
 
 
 def require_limit(limit: object, noun: str) -> None:
-    """Check that a limit is a valid number of rows."""
     if isinstance(limit, bool) or not isinstance(limit, int) or not 0 < limit < 2**31:
         raise InvalidInput(f"limit must be 1 or more {noun}, not {limit!r}.")
-
-
-def parse_cursor(after: ExternalSession | str | None) -> SessionCursor | None:
-    """Return the position after which a list of sessions continues.
-
-    Example:
-        >>> parse_cursor("1767225600000000-7").id
-        7
-    """
-    if after is None:
-        return None
-    if isinstance(after, ExternalSession):
-        return SessionCursor(after.updated_at, after.id)
-    match = re.fullmatch(r"([0-9]{1,17})-([0-9]{1,16})", after) if isinstance(after, str) else None
-    if match is None:
-        raise InvalidInput(f"after={after!r} is not a place in a list of sessions. Give the last of the previous page.")
-    return SessionCursor(_EPOCH + int(match[1]) * _MICROSECOND, min(int(match[2]), 2**53))
 
 
 @dataclass(kw_only=True, repr=False)

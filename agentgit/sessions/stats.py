@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
@@ -183,7 +184,6 @@ class Figures:
 
 
 def sum_figures(figures: Iterable[Figures]) -> Figures:
-    """Add up the counts of several branches."""
     all_figures = list(figures)
     return Figures(
         checkpoints=sum(one.checkpoints for one in all_figures),
@@ -197,10 +197,9 @@ def sum_figures(figures: Iterable[Figures]) -> Figures:
 
 
 def _sum_counts(counts: Iterable[Mapping[str, int]]) -> dict[str, int]:
-    sums: dict[str, int] = {}
+    sums = Counter[str]()
     for count in counts:
-        for name, n in count.items():
-            sums[name] = sums.get(name, 0) + n
+        sums.update(count)
     return dict(sorted(sums.items()))
 
 

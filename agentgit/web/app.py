@@ -123,7 +123,6 @@ class StaticFolder(StaticFiles):
     """Style sheets and scripts. Browsers may cache them, but revalidate them on each use."""
 
     async def get_response(self, path: str, scope: Scope) -> Response:
-        """Return a file with a `Cache-Control` header."""
         response = await super().get_response(path, scope)
         response.headers["cache-control"] = "no-cache"
         return response

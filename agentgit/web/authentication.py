@@ -34,15 +34,12 @@ class OwnerLink:
 
 @dataclass(frozen=True, kw_only=True)
 class Authenticator:
-    """Finds the user of a request."""
-
     repo: Repository
     link: OwnerLink | None = None
     user_header: str | None = None
     create_users: bool = False
 
     def by_credential(self, credential: str) -> Repository:
-        """Return the repository, bound to the user of an API key or of the link."""
         if self.link is not None and credential in self.link:
             return self.repo
         return self.repo.authenticate(credential)

@@ -26,13 +26,7 @@ RETRY_MILLISECONDS = 3_000
 """The number of milliseconds after which a disconnected browser reconnects."""
 
 
-class TooManyFeeds(Exception):
-    """The user has reached the limit of open feeds."""
-
-
 class FeedCounter:
-    """The number of open feeds of each user."""
-
     def __init__(self, most: int) -> None:
         self.most = most
         self._open_feeds: Counter[int] = Counter()
@@ -41,15 +35,13 @@ class FeedCounter:
     def __len__(self) -> int:
         return self._open_feeds.total()
 
-    def acquire(self, user_id: int) -> None:
-        """Count a new feed of a user."""
+    def acquire(self, user_id: int) -> bool:
         with self._lock:
-            if self._open_feeds[user_id] >= self.most:
-                raise TooManyFeeds
-            self._open_feeds[user_id] += 1
+            is_free = self._open_feeds[user_id] < self.most
+            self._open_feeds[user_id] += is_free
+            return is_free
 
     def release(self, user_id: int) -> None:
-        """Count a feed of a user as closed."""
         with self._lock:
             self._open_feeds[user_id] -= 1
             if not self._open_feeds[user_id]:

@@ -124,7 +124,6 @@ def problem_of_error(error: AgentGitError, face: Face = "python") -> dict[str, A
 
 
 def problem_response(details: dict[str, Any], headers: dict[str, str] | None = None) -> Response:
-    """Return problem details as a JSON response."""
     return Response(to_json(details), details["status"], headers, MEDIA_TYPE)
 
 

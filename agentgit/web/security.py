@@ -142,7 +142,6 @@ class _ResponseSender:
         self.has_started = self.is_complete = False
 
     async def send(self, message: Message) -> None:
-        """Send a part of the response."""
         if message["type"] == "http.response.start":
             self.has_started = True
             headers = MutableHeaders(scope=message)
@@ -167,7 +166,6 @@ def address_of(connection: HTTPConnection) -> Address | None:
 
 
 def is_https(connection: HTTPConnection) -> bool:
-    """Return whether the browser uses HTTPS."""
     address = address_of(connection)
     return address is not None and address.scheme == "https"
 
@@ -200,13 +198,11 @@ def require_secure_connection(request: Request) -> None:
 
 
 def set_sign_in_cookie(request: Request, response: Response, credential: str) -> Response:
-    """Set the cookie of a signed-in browser. The browser is signed out before it expires if its key ends."""
     set_cookie(request, response, cookie_name(request), credential, int(BROWSER_LIFETIME.total_seconds()))
     return response
 
 
 def delete_sign_in_cookie(request: Request, response: Response) -> Response:
-    """Delete the cookie of a signed-in browser."""
     response.delete_cookie(cookie_name(request), path="/", secure=is_https(request), httponly=True, samesite="lax")
     return response
 
@@ -219,7 +215,6 @@ FORM_COOKIE = "agentgit-form"
 
 
 def csrf_token(connection: HTTPConnection, form_cookie: str | None = None) -> str:
-    """Return the CSRF token for forms, derived from the browser's cookie; empty if there is no cookie."""
     cookie = form_cookie or _cookie_of_forms(connection)
     return hmac.new(cookie.encode("utf-8", "replace"), b"agentgit form", hashlib.sha256).hexdigest() if cookie else ""
 

@@ -59,7 +59,6 @@ class Server(uvicorn.Server):
         super().__init__(config)
 
     async def shutdown(self, sockets: Any = None) -> None:
-        """End the live feeds, finish the other requests, and stop."""
         self._site.is_closing = True
         await super().shutdown(sockets)
 
@@ -133,7 +132,6 @@ def _enabled_users(repo: Repository) -> set[str]:
 
 
 def _announce(say: Callable[[str], None], address: str, link: OwnerLink | None, *, browser: bool) -> None:
-    """Print the address of the server, with the token of the link if there is one."""
     address = f"{address}sign-in?token={link.token}" if link is not None else address
     say(f"agentgit is running at {address}")
     if link is not None:

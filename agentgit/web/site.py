@@ -31,8 +31,6 @@ class Limits:
 
 @dataclass(kw_only=True)
 class Site:
-    """The state of one application."""
-
     authenticator: Authenticator
     hosts: frozenset[str] | None = None
     insecure: bool = False
@@ -51,7 +49,6 @@ class Site:
 
 
 def site_of(connection: HTTPConnection) -> Site:
-    """Return the site of a request."""
     site: Site = connection.scope[SITE_KEY]
     return site
 

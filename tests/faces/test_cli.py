@@ -246,7 +246,7 @@ def test_the_schema_is_created_and_checked(agentgit, tmp_path):
     for command in ("upgrade", "check"):
         found = agentgit("db", command, "--db", "new.db")
         assert found == (f"sqlite:///new.db  schema {needed}, needed {needed}\n", "", 0)
-    known = json.loads(agentgit("db", "--db", "new.db", "check", "--json").out)
+    known = json.loads(agentgit("db", "check", "--db", "new.db", "--json").out)
     assert known == {"database": "sqlite:///new.db", "schema": needed, "needed": needed}
     with sqlite3.connect(tmp_path / "new.db") as connection:
         connection.execute("ALTER TABLE tag ADD COLUMN color TEXT")
@@ -396,7 +396,7 @@ def test_show_completion_prints_the_script_of_the_shell(agentgit, monkeypatch, s
         ("agentgit diff support-42 main retry#", ["retry#1", "retry#2", "retry#3"]),
         ("agentgit checkpoint delete nobody m", []),
         ("agentgit sea", ["search"]),
-        ("agentgit log --bra", ["--branch", "--branch-only"]),
+        ("agentgit log --bra", ["--branch-only"]),
         ("agentgit log --no-such", []),
     ],
 )

@@ -171,7 +171,7 @@ def test_a_later_chat_continues_the_session_and_can_go_back(folder):
     folder.chat("add chair", "/checkpoint create cart", "add table")
     assert folder.chat("/checkpoint restore cart", "/log 1").out.count("main-2#1") == 1
     assert folder.world.items == ["chair"]
-    folder.chat("add lamp", words=("--yes", "--branch", "main-2"))
+    folder.chat("add lamp", words=("--yes", "@main-2"))
     assert folder.world.items == ["chair", "lamp"]
     with agentgit.open(folder.path / "agentgit.db") as repo:
         assert [session.session_name for session in repo.sessions()] == ["chat"]
@@ -361,7 +361,7 @@ def test_hostile_text_writes_no_escapes(folder):
         ("clerk:NOTHING", (), InvalidInput.exit_code, "int is not a LangGraph graph"),
         ("clerk:GRAPH", ("--effects", "clerk"), InvalidInput.exit_code, "clerk:NAME"),
         ("clerk:GRAPH", ("--effects", "clerk:NOTHING"), InvalidInput.exit_code, "must be a mapping"),
-        ("clerk:GRAPH", ("--branch", "nothing"), NotFound.exit_code, "no branch 'nothing'"),
+        ("clerk:GRAPH", ("@nothing",), NotFound.exit_code, "no session yet"),
         ("scripted", (), NotFound.exit_code, "has no compiled graph"),
     ],
 )

@@ -30,11 +30,10 @@ def run(folder, *words):
     return processes.agentgit("import", "--langgraph", *words, cwd=folder, COLUMNS="100", NO_COLOR="1")
 
 
-def test_an_import_writes_a_line_for_each_thread(folder):
+def test_an_import_writes_its_report(folder):
     done = run(folder, "langgraph.db", "--session-prefix", "old-")
     assert done.stdout == (GOLDEN / "cli-import.txt").read_text(encoding="utf-8")
-    assert done.stderr == (GOLDEN / "cli-import-progress.txt").read_text(encoding="utf-8")
-    assert done.returncode == 12
+    assert (done.stderr, done.returncode) == ("", 12)
     again = run(folder, "langgraph.db", "--session-prefix", "old-", "--thread", "one")
     assert again.stdout == "unchanged  one as old-one\n1 thread: 1 unchanged\n"
     assert again.returncode == 0
@@ -62,7 +61,7 @@ def test_a_terminal_shows_a_progress_bar(folder):
         )
     finally:
         os.close(theirs)
-    assert b"1/1 one" in processes.shown_on(ours)
+    assert b" 1/1 " in processes.shown_on(ours)
     assert done.stdout == "imported   one  8 graph checkpoints, 4 checkpoints, 1 call\n1 thread: 1 imported\n"
 
 

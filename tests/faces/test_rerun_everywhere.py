@@ -161,8 +161,6 @@ def test_a_chat_continues_a_branch_or_creates_a_session_whose_name_has_an_at_sig
     """`SESSION@BRANCH` is that branch if the session has it, else the name of a new session."""
     assert run("chat", "shelf:GRAPH", "s@main", stdin="/tree\n").out.startswith("s: 2 branches")
     assert run("chat", "shelf:GRAPH", "s@example.com", stdin="/tree\n").out.startswith("s@example.com: 1 branch")
-    both = run("chat", "shelf:GRAPH", "s@main", "--branch", "again")
-    assert "@main and --branch again are two branches" in both.err
 
 
 def test_every_slash_command_has_a_line_above():

@@ -131,7 +131,7 @@ def test_any_text_parses_as_a_reference_or_raises_invalid_input(text):
 @given(st.text(max_size=30))
 def test_every_allowed_branch_name_can_be_referenced(text):
     try:
-        name = references.require_branch_name(text)
+        name = references.require_name(text, "branch")
     except InvalidInput:
         return
     numbered, earlier = references.parse(f"{name}#1"), references.parse(f"{name}~2")

@@ -158,7 +158,7 @@ class Explorer:
         self.branching = Branching(self.branch.context, self.branch.session_id)
         self.rollbacks = Rollbacks(self.branch.context, self.branch.session_id)
         self.variants = variants
-        self.name = name if name is None else references.require_branch_name(name)
+        self.name = name if name is None else references.require_name(name, "branch")
         self.score = score
         self.config = config
         self.together = together

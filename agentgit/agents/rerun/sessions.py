@@ -23,7 +23,7 @@ from agentgit.agents.rerun.session import (
 )
 from agentgit.async_api import awaiting
 from agentgit.checkpoints.queries import Hit
-from agentgit.checkpoints.references import free_name, require_branch_name
+from agentgit.checkpoints.references import free_name, require_name
 from agentgit.errors import AgentGitError, Conflict, InvalidInput, NotFound
 from agentgit.handles.context import Context
 from agentgit.handles.session import Session
@@ -55,7 +55,7 @@ class SessionReruns:
             raise InvalidInput("There are no sessions to run again. Name some of those that repo.sessions() lists.")
         marks = RerunMarks(context.store)
         if plan.name:
-            require_branch_name(plan.name)
+            require_name(plan.name, "branch")
             with suppress(NotFound):
                 read_reruns(context, plan.name)
                 raise Conflict(f"There are reruns named {plan.name!r} already. Choose another name.")

@@ -19,7 +19,6 @@ from agentgit.agents.agent import RollbackAgent
 from agentgit.cli import output
 from agentgit.cli.app import complete_in, run_in
 from agentgit.cli.commands import COMMANDS
-from agentgit.cli.completion import Names, NamesHere
 from agentgit.effects import RollbackReport
 from agentgit.errors import (
     AgentGitError,
@@ -101,7 +100,6 @@ class Chat:
         return 0 if at_terminal() else self.exit_code
 
     def _lines(self) -> Iterator[str]:
-        """Yield lines until the end of the input."""
         if at_terminal():
             from agentgit.cli.chat import prompt  # late, because a pipe does not need it
 
@@ -111,7 +109,6 @@ class Chat:
         return (line.rstrip("\r\n") for line in iter(sys.stdin.readline, ""))
 
     def handle_line(self, line: str) -> bool:
-        """Process a line; return whether the chat continues."""
         try:
             if line.startswith("/") and not line.startswith("//"):
                 return self._run_command(split(line))
@@ -126,7 +123,6 @@ class Chat:
         return True
 
     def fail(self, error: Exception) -> None:
-        """Write an error; the chat continues."""
         self.exit_code = self.exit_code or getattr(error, "exit_code", 1)
         text = error.worded("chat") if isinstance(error, AgentGitError) else f"{type(error).__name__}: {error}"
         output.flush()
@@ -190,34 +186,23 @@ class Chat:
     # -- the host of the commands
 
     def repository(self) -> Repository:
-        """Return the repository of the chat."""
         return self.repo
 
     def session(self, *, changes: bool) -> tuple[Session, str]:
-        """Return the session and the branch of the chat."""
         return self.agent.session, self.agent.branch.name
 
-    def names(self) -> Names:
-        """Return the names that completion offers."""
-        names: Any = NamesHere(self.repo, self.session(changes=False))
-        return names  # type: ignore[no-any-return]  # it has the same methods
-
     def show(self, value: Any, view: View) -> None:
-        """Write a result."""
         output.show(view)
 
     def ask(self, question: str) -> bool:
-        """Ask a yes-or-no question at the terminal."""
         if not at_terminal():
             raise InvalidInput("There is no terminal to ask for confirmation. Add --yes, or start the chat with --yes.")
         return output.ask_here(question)
 
     def agents(self) -> list[RollbackAgent]:
-        """Return the agent of the chat."""
         return [self.agent]
 
     def move(self, agent: RollbackAgent, branch: InternalSession) -> None:
-        """Continue the chat on another branch."""
         self.agent = agent.at(branch.id)
 
     def complete(self, prefix: str, word: str) -> list[str]:
@@ -276,7 +261,6 @@ class Chat:
             output.print_notice("The turn is not finished: /continue resumes it, /undo rolls it back.")
 
     def _fail_turn(self, error: Exception) -> None:
-        """Write an error of a turn, with its plan or report."""
         if isinstance(error, RollbackBlocked):
             output.show(outcome(error.plan), self.face)
         elif isinstance(error, RollbackIncomplete):
@@ -340,7 +324,6 @@ def split(line: str) -> list[str]:
 
 
 def help_view() -> View:
-    """Return the help."""
     rows = [[Span(f"/{usage}", "reference"), Span(text)] for usage, text in SLASH_COMMANDS.items()]
     return [Table(rows, wraps=True), *((Span(note, "dim"),) for note in HELP_NOTES)]
 
@@ -361,20 +344,17 @@ class Transcript:
         self._is_open = not text.endswith("\n")
 
     def write_call(self, name: str, args: Mapping[str, Any]) -> None:
-        """Write one tool call."""
         self.end()
         line = cut(clean(f"→ {name}({arguments(args)})"), output.medium().width)
         output.show([(Span(line, "dim"),)])
         output.flush()
 
     def write_question(self, question: Any) -> None:
-        """Write a question of the graph."""
         self.end()
         text = question if isinstance(question, str) else json.dumps(portable(question), ensure_ascii=False)
         output.show([(Span(f"? {visible(line)}", "changed"),) for line in text.splitlines() or [""]])
 
     def end(self) -> None:
-        """End the current line if it is open."""
         if self._is_open:
             output.stream("\n")
         self._is_open = False

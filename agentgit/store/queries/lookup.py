@@ -365,7 +365,7 @@ class Lookup:
         existing = count(self.store.log.count(transaction, parts_of_path(path), Filter(), None), "checkpoint")
         is_on_branch = reference.number is not None
         found = f"branch {branch} has {existing}" if is_on_branch else f"there are {existing} on the path of {branch}"
-        raise NotFound(f"{reference.text!r} does not exist: {found}.", Next("list_branch", branch=branch))
+        raise NotFound(f"{reference.text!r} does not exist: {found}.", Next("list_checkpoints", branch=branch))
 
     def _reference_names(self, transaction: Reading, session_id: int) -> list[str]:
         rows = self.store.sessions.branches(transaction, session_id)

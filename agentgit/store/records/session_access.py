@@ -12,9 +12,9 @@ from sqlalchemy import Select, bindparam, case, delete, func, literal, or_, sele
 from agentgit.auth import Member, ShareLink, User
 from agentgit.auth.credentials import LINK_PREFIX, format_token, hash_of, is_secret_of, new_secret, parse_token
 from agentgit.auth.principal import OWNER, ROLES, Role
+from agentgit.checkpoints.queries import TimeCursor
 from agentgit.errors import Corrupt
 from agentgit.sessions import ExternalSession
-from agentgit.sessions.session import SessionCursor
 from agentgit.store.audit.trail import record_event
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -57,7 +57,7 @@ class VisibleSessions:
         user_id: int,
         *,
         limit: int | None,
-        after: SessionCursor | None,
+        after: TimeCursor | None,
         shared: bool,
         name: str | None,
     ) -> list[ExternalSession]:

@@ -189,7 +189,7 @@ class SessionStore:
         if requested is None:
             base = re.sub(r"-\d+$", "", source)
             return references.free_name(base, {base, *taken})
-        name = references.require_branch_name(requested)
+        name = references.require_name(requested, "branch")
         if taken.get(name) == "branch":
             raise Conflict(f"Branch {name} already exists. Choose another name.", Next("switch", branch=name))
         if name in taken:

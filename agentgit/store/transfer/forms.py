@@ -186,7 +186,7 @@ def _state_hash(value: Any) -> bytes:
 
 
 def _branch_name(value: Any) -> str:
-    return _named(references.require_branch_name, value)
+    return _named(lambda name: references.require_name(name, "branch"), value)
 
 
 def _tag_name(value: Any) -> str:

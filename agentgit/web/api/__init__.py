@@ -7,7 +7,6 @@ from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
-from fastapi.routing import APIRoute
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import Response
@@ -31,7 +30,7 @@ def create_api() -> FastAPI:
         docs_url=None,
         redoc_url=None,
         separate_input_output_schemas=False,
-        generate_unique_id_function=_operation_id,
+        generate_unique_id_function=lambda route: route.name,
     )
     for router in (
         users.account_router,
@@ -51,12 +50,7 @@ def create_api() -> FastAPI:
     return api
 
 
-def _operation_id(route: APIRoute) -> str:
-    return route.name
-
-
 def _add_problem_schema(api: FastAPI) -> None:
-    """Add the `Problem` schema to the OpenAPI description."""
     original = api.openapi
 
     def describe() -> dict[str, Any]:

@@ -18,7 +18,7 @@ from agentgit.sessions.events import Event
 from agentgit.web.api import responses
 from agentgit.web.api.dependencies import MAX_ID, Caller, Limit, failures
 from agentgit.web.api.responses import JsonResponse
-from agentgit.web.event_stream import TooManyFeeds, feed
+from agentgit.web.event_stream import feed
 from agentgit.web.site import Site, site_of
 
 router = APIRouter(tags=["events"])
@@ -70,18 +70,13 @@ def live(
 
     start = start or repo.events.end()
     read(start)  # so that the response reports what is wrong with the session or the cursor
-    try:
-        site.feed_counter.acquire(repo.user.id)
-    except TooManyFeeds as error:
+    if not site.feed_counter.acquire(repo.user.id):
         detail = f"You have {site.limits.feeds} live feeds open, which is the limit. Close one, and try again."
-        raise HTTPException(429, detail, {"retry-after": "5"}) from error
-
+        raise HTTPException(429, detail, {"retry-after": "5"})
     return Feed(feed(read, start, is_over), lambda: site.feed_counter.release(repo.user.id))
 
 
 class Feed(StreamingResponse):
-    """A response that streams server-sent events."""
-
     def __init__(self, content: AsyncIterator[bytes], on_end: Callable[[], None]) -> None:
         super().__init__(content, media_type="text/event-stream", headers={"x-accel-buffering": "no"})
         self._on_end = on_end

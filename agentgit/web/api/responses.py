@@ -54,13 +54,11 @@ def create_list_model(name: str, item_model: type[BaseModel], doc: str, **more: 
 
 
 def create_model_of_fields(name: str, doc: str, **types: Any) -> type[BaseModel]:
-    """Create a response model from its fields, each with its type."""
     fields: dict[str, Any] = {field: (kind, ...) for field, kind in types.items()}
     return create_model(name, __doc__=doc, **fields)
 
 
 def list_of(item_model: type[BaseModel]) -> Any:
-    """Return the type of a list of a model's instances."""
     return list.__class_getitem__(item_model)
 
 
@@ -77,7 +75,6 @@ class JsonResponse(Response):
     media_type = "application/json"
 
     def render(self, content: Any) -> bytes:
-        """Encode the content as JSON."""
         return to_json(content)
 
 

@@ -12,7 +12,6 @@ from starlette.responses import Response
 from agentgit.auth import Member, ShareLink, User
 from agentgit.auth.credentials import ApiKey, NewKey
 from agentgit.render.records import record
-from agentgit.values import portable
 from agentgit.web.api import responses
 from agentgit.web.api.dependencies import Caller, Id, RequestBody, failures
 from agentgit.web.api.responses import ErasedAnswer, JsonResponse, Me, create_list_model, model_of_dataclass
@@ -71,33 +70,27 @@ class WantedKey(RequestBody):
     expires_in: Seconds = 90 * 86_400
 
 
-def plain(value: User | ApiKey | Member | ShareLink) -> dict[str, Any]:
-    """Return a value as JSON-like data."""
-    data: dict[str, Any] = portable(value)
-    return {**data, "scopes": sorted(data["scopes"])} if "scopes" in data else data
-
-
 def plain_secret(new: NewKey) -> dict[str, Any]:
     """Return a new key or sign-in link as JSON-like data, with its secret."""
-    return {"key": plain(new.key), "secret": new.secret}
+    return {"key": record(new.key), "secret": new.secret}
 
 
 @router.get("/users", response_model=UserList, responses=failures())
 def list_users(caller: Caller) -> JsonResponse:
     """List the users. Admins only."""
-    return JsonResponse({"items": [plain(user) for user in caller.users.list()]})
+    return JsonResponse({"items": [record(user) for user in caller.users.list()]})
 
 
 @router.post("/users", status_code=201, response_model=UserAnswer, responses=failures(409))
 def add_user(caller: Caller, wanted: NewUser) -> JsonResponse:
     """Create a user. Admins only."""
-    return JsonResponse(plain(caller.users.add(wanted.name, is_admin=wanted.is_admin)), 201)
+    return JsonResponse(record(caller.users.add(wanted.name, is_admin=wanted.is_admin)), 201)
 
 
 @router.patch("/users/{user_id}", response_model=UserAnswer, responses=failures())
 def change_user(caller: Caller, user_id: Id, wanted: UserChange) -> JsonResponse:
     """Disable or enable a user. Admins only."""
-    return JsonResponse(plain((caller.users.disable if wanted.disabled else caller.users.enable)(user_id)))
+    return JsonResponse(record((caller.users.disable if wanted.disabled else caller.users.enable)(user_id)))
 
 
 @router.post("/users/{user_id}/link", status_code=201, response_model=MadeKey, responses=failures())
@@ -117,7 +110,7 @@ def list_keys(
     caller: Caller, user: Annotated[str | None, Query(max_length=300, description="The owner; for admins.")] = None
 ) -> JsonResponse:
     """List your API keys, or those of another user."""
-    return JsonResponse({"items": [plain(key) for key in caller.keys.list(user)]})
+    return JsonResponse({"items": [record(key) for key in caller.keys.list(user)]})
 
 
 @router.post("/keys", status_code=201, response_model=MadeKey, responses=failures())
@@ -168,7 +161,7 @@ class Join(RequestBody):
 @sharing_router.get("/sessions/{session_id}/members", response_model=Members, responses=failures())
 def members(caller: Caller, session_id: Id) -> JsonResponse:
     """List the users who have a role in a session, besides its owner."""
-    return JsonResponse({"items": [plain(member) for member in caller.session(session_id).sharing.members()]})
+    return JsonResponse({"items": [record(member) for member in caller.session(session_id).sharing.members()]})
 
 
 @sharing_router.post(
@@ -177,7 +170,7 @@ def members(caller: Caller, session_id: Id) -> JsonResponse:
 def share(caller: Caller, session_id: Id, wanted: Share) -> JsonResponse:
     """Grant a user a role in the session. It replaces the role that you granted before. Owners only."""
     return JsonResponse(
-        plain(caller.session(session_id).sharing.share(wanted.user, wanted.role, to_timedelta(wanted.expires_in))), 201
+        record(caller.session(session_id).sharing.share(wanted.user, wanted.role, to_timedelta(wanted.expires_in))), 201
     )
 
 
@@ -191,21 +184,21 @@ def unshare(caller: Caller, session_id: Id, user: Annotated[str, Query(min_lengt
 @sharing_router.get("/sessions/{session_id}/links", response_model=Links, responses=failures())
 def links(caller: Caller, session_id: Id) -> JsonResponse:
     """List the links of a session. Owners only."""
-    return JsonResponse({"items": [plain(link) for link in caller.session(session_id).sharing.links()]})
+    return JsonResponse({"items": [record(link) for link in caller.session(session_id).sharing.links()]})
 
 
 @sharing_router.post("/sessions/{session_id}/links", status_code=201, response_model=LinkAnswer, responses=failures())
 def create_link(caller: Caller, session_id: Id, wanted: NewLink) -> JsonResponse:
     """Create a link. Each user with its token, which only this answer contains, can join the session. Owners only."""
     return JsonResponse(
-        plain(caller.session(session_id).sharing.create_link(wanted.role, to_timedelta(wanted.expires_in))), 201
+        record(caller.session(session_id).sharing.create_link(wanted.role, to_timedelta(wanted.expires_in))), 201
     )
 
 
 @sharing_router.delete("/links/{link_id}", response_model=LinkAnswer, responses=failures())
 def revoke_link(caller: Caller, link_id: Id) -> JsonResponse:
     """Revoke a link and the roles of all who joined with it, at once. Owners only."""
-    return JsonResponse(plain(caller.revoke_link(link_id)))
+    return JsonResponse(record(caller.revoke_link(link_id)))
 
 
 @sharing_router.post("/links/accept", response_model=responses.SessionAnswer, responses=failures())

@@ -17,7 +17,6 @@ from agentgit.web.pages.rendering import render_page
 
 
 def add_to(app: FastAPI) -> None:
-    """Add the pages to an application."""
     for router in (
         users.router,
         sessions.router,
@@ -66,7 +65,6 @@ def _render_http_error(request: Request, error: Exception) -> Response:
 
 
 def render_unexpected_error(request: Request, error: Exception) -> Response:
-    """Render the page for an unexpected error."""
     return _render_problem(request, problems.unexpected_problem(error))
 
 

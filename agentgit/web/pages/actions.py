@@ -46,13 +46,11 @@ def fork(visit: Visit, session_id: Id, ref: Text, name: Name = "", form_id: Text
 
 @router.post("/branches/rename", dependencies=[Depends(require_same_site)])
 def rename_branch(visit: Visit, session_id: Id, branch: Text, name: Name) -> Response:
-    """Rename a branch, and show it."""
     return _show_branch(visit, session_id, visit.repo.session(session_id).rename_branch(branch, name).name)
 
 
 @router.post("/checkpoints/rename", dependencies=[Depends(require_same_site)])
 def rename_checkpoint(visit: Visit, session_id: Id, ref: Text, name: Name = "") -> Response:
-    """Rename a checkpoint, or remove its name if the field is empty, and show it."""
     point = visit.repo.session(session_id).annotate(parse_checkpoint_ref(ref), name=name or None)
     return visit.redirect(f"/sessions/{session_id}?{query(at=point.id)}")
 
@@ -70,7 +68,6 @@ def has_graph(session: Session, branch: str | None = None) -> bool:
 
 
 def _message_to_edit(session: Session, branch: str, message_id: str) -> dict[str, Any]:
-    """Return a user's message."""
     for message in session.branch(branch).conversation_history:
         if message["id"] == message_id and message["role"] == "user":
             return message
@@ -166,7 +163,6 @@ def _reserve_run() -> None:
 
 
 def _release_run() -> None:
-    """Release a turn that `_reserve_run` reserved."""
     _free_runs.release()
 
 
@@ -177,7 +173,6 @@ def _is_new(session: Session, branch: InternalSession) -> bool:
 
 
 def _run(agent: Any, content: str | list[Any]) -> None:
-    """Run a turn. Its error is an event of the session, and is written to the log."""
     try:
         agent.invoke({"messages": [{"role": "user", "content": content}]})
     except Conflict as error:

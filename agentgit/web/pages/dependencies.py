@@ -24,15 +24,12 @@ MAX_URL_LENGTH = 2_000
 
 @dataclass(frozen=True)
 class Visitor:
-    """The user who requests a page."""
-
     request: Request
     repo: Repository
     by_proxy: bool
     """True if a proxy has signed the user in, so that the user cannot sign out here."""
 
     def page(self, template: str, /, *, status: int = 200, **context: Any) -> HTMLResponse:
-        """Render a page for this user."""
         return render_page(self.request, template, {**context, "visitor": self}, status=status)
 
     def redirect(self, path: str) -> RedirectResponse:
@@ -41,7 +38,6 @@ class Visitor:
 
 
 def visitor_of(request: Request) -> Visitor:
-    """Return the user who requests a page."""
     authenticator = site_of(request).authenticator
     if (repo := authenticator.by_proxy(request)) is not None:
         return Visitor(request, repo, by_proxy=True)

@@ -62,11 +62,9 @@ class _Renderer(RendererHTML):
         return self.renderToken(tokens, idx, options, env)
 
     def heading_open(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        """Render the start of a heading."""
         return '<p class="heading">'
 
     def heading_close(self, tokens: Sequence[Token], idx: int, options: OptionsDict, env: EnvType) -> str:
-        """Render the end of a heading."""
         return "</p>\n"
 
 
@@ -134,12 +132,10 @@ def cut(text: str, longest: int = MAX_TEXT_LENGTH) -> str:
 
 
 def pretty(value: Any) -> str:
-    """Format JSON-like data with indentation."""
     return cut(json.dumps(portable(value), indent=2, ensure_ascii=False))
 
 
 def brief(value: Any, longest: int = 120) -> str:
-    """Format JSON-like data on one short line."""
     text = value if isinstance(value, str) else json.dumps(portable(value), ensure_ascii=False)
     return clean(text if len(text) <= longest else f"{text[:longest]}…")
 

@@ -62,7 +62,6 @@ def plan_rollback(
 
 
 def _parts_of_scope(scope: str, tools: str) -> dict[str, Any]:
-    """Return the options of a rollback of a part of a session."""
     is_files = scope == "files"
     files = "overwrite" if scope == "overwrite" else scope != "conversation"
     return {"conversation": not is_files, "files": files, "tools": "keep" if is_files else tools}
@@ -122,7 +121,6 @@ def switch(
     sync: Annotated[Literal["", "world", "note", "ignore"], Form()] = "",
     force: Checkbox = False,
 ) -> Response:
-    """Continue the session on another branch. The world is changed only as planned."""
     session = visit.repo.session(session_id)
     try:
         report = session.switch(branch, sync=sync or None, force=force, plan=plan if sync == "world" else None)
@@ -133,7 +131,6 @@ def switch(
 
 @router.get("/sessions/{session_id}/operations")
 def operations(visit: Visit, session_id: Id) -> Response:
-    """List the operations of a session."""
     session = visit.repo.session(session_id)
     names = {branch.id: branch.name for branch in session.branches()}
     return visit.page(
@@ -146,7 +143,6 @@ def operations(visit: Visit, session_id: Id) -> Response:
 
 @router.get("/operations/{operation_id}")
 def operation(visit: Visit, operation_id: Id) -> Response:
-    """Show the report of an operation, and how to continue one that was interrupted."""
     return _show_operation(visit, operation_id)
 
 
@@ -189,7 +185,6 @@ def resolve(
     back: Annotated[str, Form(max_length=MAX_URL_LENGTH)] = "/",
     result: Annotated[str, Form(max_length=10_000)] = "",
 ) -> Response:
-    """Record the real outcome of a call, and return to the previous page."""
     visit.repo.resolve(invocation_id, outcome, result=_parse_result(result) if outcome == "happened" else None)
     return visit.redirect(local_path_or_home(back, ""))
 

@@ -27,8 +27,6 @@ MAX_POINTS = 60
 
 @dataclass(frozen=True, kw_only=True)
 class Conversation:
-    """The part of a conversation that one page shows."""
-
     branch: InternalSession
     at: Checkpoint | None
     turns: list[Turn]
@@ -39,7 +37,6 @@ class Conversation:
 def read_conversation(
     session: Session, branch: str | None, at: int | None, before: int | None, until: int | None
 ) -> Conversation:
-    """Read a page of a conversation."""
     point = session.get_checkpoint(at) if at is not None else None
     line = session.branch(point.metadata["branch"] if point is not None else branch)
     log = session.log(branch=line)
@@ -54,7 +51,8 @@ def read_conversation(
     messages = (holder or line).conversation_history
     if holder is not None:
         track = track[: holder.get_tool_track_position()]
-    kept, counts = _kept_calls(session), counts_at(points, messages, is_start=is_start)
+    kept = {item["invocation"] for operation in session.operations() for item in operation.report.get("kept", ())}
+    counts = counts_at(points, messages, is_start=is_start)
     turns = turns_of(points, messages, track, kept=kept, is_start=is_start, counts=counts)
     turns, first = last_entries(turns, until)
     earlier = {"before": before, "until": first} if first is not None else None
@@ -69,11 +67,6 @@ def read_conversation(
     )
 
 
-def _kept_calls(session: Session) -> set[int]:
-    """Return the ids of the calls whose effects a rollback left in the world."""
-    return {item["invocation"] for operation in session.operations() for item in operation.report.get("kept", ())}
-
-
 @router.get("")
 def session(
     visit: Visit,
@@ -84,7 +77,6 @@ def session(
     before: CheckpointId = None,
     until: Annotated[int | None, Query(ge=0, le=MAX_ID)] = None,
 ) -> Response:
-    """Show a session: the conversation of a branch or of a checkpoint, and the tree."""
     handle = visit.repo.session(session_id)
     conversation = read_conversation(handle, branch, at, before, until)
     return visit.page(
@@ -107,7 +99,6 @@ def image(
     number: Offset = 0,
     block: Offset = 0,
 ) -> Response:
-    """Return an image that a message of a checkpoint, or of the newest state of a branch, contains."""
     handle = visit.repo.session(session_id)
     messages = (handle.branch(branch) if at is None else handle.get_checkpoint(at)).conversation_history
     content = messages[number].get("content") if number < len(messages) else None

@@ -27,13 +27,11 @@ PAGE = 50
 
 @router.get("/")
 def home(visit: Visit) -> RedirectResponse:
-    """Redirect to the list of sessions."""
     return visit.redirect("/sessions")
 
 
 @router.get("/sessions")
 def sessions(visit: Visit, name: Annotated[str, Query(max_length=200)] = "", after: After = None) -> Response:
-    """List the sessions."""
     page, next_cursor = read_session_page(visit.repo, PAGE, after, name)
     return visit.page("sessions", sessions=page, next=next_cursor, name=name, is_first=after is None)
 
@@ -46,7 +44,6 @@ def search(
     branch_only: bool = False,
     after: After = None,
 ) -> Response:
-    """Show the results of a search in a session."""
     handle = visit.repo.session(session_id)
     error_text, hits = "", None
     if text.strip():
@@ -59,7 +56,6 @@ def search(
 
 @router.get("/sessions/{session_id}/tool-track")
 def tool_track(visit: Visit, session_id: Id, branch: BranchName = None, offset: Offset = 0) -> Response:
-    """Show the tool calls of a branch."""
     session = visit.repo.session(session_id)
     selected_branch = session.branch(branch)
     track = session.tool_track(branch=selected_branch)
@@ -78,20 +74,17 @@ def tool_track(visit: Visit, session_id: Id, branch: BranchName = None, offset: 
 
 @router.get("/sessions/{session_id}/export")
 def export(visit: Visit, session_id: Id, branch: BranchName = None, files: bool = False) -> Response:
-    """Download a session as a file."""
     return download(visit.repo, session_id, branch, files=files)
 
 
 @router.post("/sessions", dependencies=[Depends(require_same_site)])
 def create_session(visit: Visit, name: Name, template: Text = "") -> Response:
-    """Create a session, optionally from a checkpoint of another one."""
     handle = visit.repo.session(name, create=True, template=parse_checkpoint_ref(template) if template else None)
     return visit.redirect(f"/sessions/{handle.id}")
 
 
 @router.post("/sessions/{session_id}/delete", dependencies=[Depends(require_same_site)])
 def delete(visit: Visit, session_id: Id, name: Name = "", force: Checkbox = False) -> Response:
-    """Permanently delete a session if its name was typed, and show what was deleted."""
     handle = visit.repo.session(session_id)
     if name != handle.name.strip():
         raise InvalidInput(f"Nothing was deleted. Type the name of the session, {handle.name}, to delete it.")
@@ -108,7 +101,6 @@ def audit(
     session: Annotated[int | None, Query(ge=1, le=MAX_ID)] = None,
     kind: Annotated[str, Query(max_length=100)] = "*",
 ) -> Response:
-    """Show the audit trail, newest event first."""
     events = visit.repo.events.newest(session=session, kinds=kind or "*", limit=MAX_EVENTS)
     session_info = visit.repo.session(session).info if session is not None else None
     me = visit.repo.user
@@ -127,7 +119,6 @@ Ref = Annotated[str, Query(max_length=300)]
 
 @checkpoint_router.get("/checkpoints/{checkpoint_id}")
 def checkpoint(visit: Visit, session_id: Id, checkpoint_id: Id, earlier: Offset = 0, values: Offset = 0) -> Response:
-    """Show a checkpoint: the end of its conversation, with links to earlier messages."""
     session = visit.repo.session(session_id)
     point = session.get_checkpoint(checkpoint_id)
     messages, state = point.conversation_history, point.session_state
@@ -149,13 +140,11 @@ def checkpoint(visit: Visit, session_id: Id, checkpoint_id: Id, earlier: Offset 
         calls=point.tool_invocations[-MAX_ITEMS:],
         calls_total=len(point.tool_invocations),
         before=previous_checkpoint(visit.repo, session_id, point),
-        restorable=MAX_ITEMS,
     )
 
 
 @checkpoint_router.get("/checkpoints/{checkpoint_id}/files")
 def files(visit: Visit, session_id: Id, checkpoint_id: Id) -> Response:
-    """Show what changed in the files, and what restoring them would do."""
     session = visit.repo.session(session_id)
     point = session.get_checkpoint(checkpoint_id)
     changes = files_of(visit.repo, session_id, point)
@@ -182,7 +171,6 @@ ANSWERS = {
 
 @checkpoint_router.get("/rerun")
 def rerun(visit: Visit, session_id: Id, branch: BranchName = None) -> Response:
-    """Show a rerun beside the recorded conversation."""
     session = visit.repo.session(session_id)
     beside = session.compare_rerun(branch)
     return visit.page(
@@ -237,19 +225,16 @@ def tag(
     description: Text = "",
     in_place: Annotated[bool, Form()] = False,
 ) -> Response:
-    """Tag a checkpoint."""
     new_tag = visit.repo.session(session_id).tag(parse_checkpoint_ref(ref), name, description=description or None)
     return visit.redirect(_checkpoint_page(session_id, new_tag.checkpoint_id, in_place=in_place))
 
 
 @checkpoint_router.post("/tags/delete", dependencies=[Depends(require_same_site)])
 def untag(visit: Visit, session_id: Id, name: Text, in_place: Annotated[bool, Form()] = False) -> Response:
-    """Remove a tag."""
     removed_tag = visit.repo.session(session_id).untag(name)
     return visit.redirect(_checkpoint_page(session_id, removed_tag.checkpoint_id, in_place=in_place))
 
 
 def _checkpoint_page(session_id: int, checkpoint_id: int, *, in_place: bool) -> str:
-    """Return the path of the page that shows a checkpoint: the session's page, or that of the checkpoint alone."""
     at = f"/sessions/{session_id}"
     return f"{at}?at={checkpoint_id}" if in_place else f"{at}/checkpoints/{checkpoint_id}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from itertools import takewhile
@@ -14,7 +15,7 @@ from starlette.responses import Response
 from agentgit.errors import NotFound
 from agentgit.handles.session import Session
 from agentgit.render.layout import LayoutItem, LayoutRow, branch_name, folded_items, is_named, references, title_of
-from agentgit.sessions.folded_tree import FoldedTree
+from agentgit.sessions.folded_tree import FoldedTree, path_of
 from agentgit.sessions.tree import Branch, Point
 from agentgit.values import count
 from agentgit.web.api.dependencies import CheckpointId, Id
@@ -59,8 +60,6 @@ Ids = Annotated[list[int], Query(max_length=MAX_TOGGLED)]
 
 @dataclass(frozen=True, kw_only=True)
 class TreeState:
-    """The parts of a tree that a reader has asked to see, from the query of a page."""
-
     opened: frozenset[int] = frozenset()
     closed: frozenset[int] = frozenset()
     limit: int = LIMIT
@@ -103,7 +102,6 @@ def tree_state(
     points: Annotated[int, Query(ge=1, le=MAX_POINTS)] = POINTS,
     only: Annotated[str, Query(max_length=300)] = "",
 ) -> TreeState:
-    """Read the state of a tree from the query of a page."""
     return TreeState(opened=frozenset(opened), closed=frozenset(closed), limit=limit, points=points, only=only.strip())
 
 
@@ -137,14 +135,11 @@ class _Line:
 
     @property
     def colour(self) -> int:
-        """The number of the line's colour."""
         return self.number % COLOURS
 
 
 @dataclass(frozen=True, kw_only=True)
 class TreeRow:
-    """A row of the tree."""
-
     kind: str
     level: int
     branch: Branch
@@ -164,17 +159,15 @@ class TreeRow:
 
     @property
     def is_named(self) -> bool:
-        """Whether a person gave the checkpoint its name."""
         return self.point is not None and is_named(self.point)
 
     @property
     def marks(self) -> dict[str, int]:
         """The numbers of calls of the row's checkpoints, by their mark."""
-        counts: dict[str, int] = {}
+        counts = Counter[str]()
         sources: list[Point | Branch] = [*self.points, *([self.branch] if self.is_end else [])]
         for source in () if self.is_open else sources:
-            for mark, number in source.effects.items():
-                counts[mark] = counts.get(mark, 0) + number
+            counts.update(source.effects)
         return counts
 
 
@@ -293,7 +286,6 @@ class _RowBuilder:
         )
 
     def with_lanes(self) -> list[TreeRow]:
-        """Return the rows with their lanes."""
         first: dict[_Line, int] = {}
         for i, (line, _, joins) in enumerate(self.rows):
             first.setdefault(line, i)
@@ -322,12 +314,7 @@ def _path_ids(folded: FoldedTree, state: TreeState) -> set[int]:
     branches = {branch.id: branch for branch in folded.tree.walk()}
     found = [branch for branch in branches.values() if branch.name == state.only] if state.only else []
     found = found or [branch for branch in branches.values() if branch.is_current]
-    ids: set[int] = set()
-    branch: Branch | None = found[0] if found else None
-    while branch is not None:
-        ids.add(branch.id)
-        branch = branches.get(branch.parent_id) if branch.parent_id is not None else None
-    return ids
+    return set(path_of(branches, next(iter(found), None)))
 
 
 def _counts_branches(item: LayoutItem) -> bool:
@@ -338,7 +325,6 @@ def _counts_branches(item: LayoutItem) -> bool:
 
 
 def tree_context(request: Request, session: Session, state: TreeState, at: int | None = None) -> dict[str, Any]:
-    """Return the variables of the template `_tree.html`."""
     matches: list[str] = []
     try:
         folded = _read(session, state, state.only or None)

@@ -35,8 +35,6 @@ IMAGE_TYPES = ("image/png", "image/jpeg", "image/gif", "image/webp")
 
 @dataclass(frozen=True, kw_only=True)
 class Image:
-    """An image of a message."""
-
     index: int
     url: str | None = None
 
@@ -113,8 +111,6 @@ MAX_ENTRIES = 300
 
 @dataclass(frozen=True, kw_only=True)
 class Card:
-    """A tool call of a conversation."""
-
     name: str
     args: Any
     result: str | None = None
@@ -151,7 +147,6 @@ class Card:
 
     @property
     def error(self) -> str | None:
-        """The error of the call; None if there is none."""
         return self.call.error_message if self.call is not None else None
 
 
@@ -161,8 +156,6 @@ _NOTES = {REPLAY: "from the record", REDO: "ran again", UNOWNED: "in threads tha
 
 @dataclass(frozen=True, kw_only=True)
 class Said:
-    """A message of a turn."""
-
     number: int
     message: Mapping[str, Any]
     cards: Sequence[Card] = ()
@@ -170,12 +163,10 @@ class Said:
 
     @property
     def role(self) -> str:
-        """The role: `user`, `assistant`, `system`, `tool` or another one."""
         return str(self.message.get("role") or "message")
 
     @property
     def text(self) -> str:
-        """The text."""
         return text_of(self.message)
 
 
@@ -210,7 +201,6 @@ class Turn:
 
     @property
     def tokens(self) -> int:
-        """The number of input and output tokens."""
         return self.tokens_in + self.tokens_out
 
 
@@ -251,7 +241,6 @@ def turns_of(
 
 
 def last_entries(turns: Sequence[Turn], until: int | None = None) -> tuple[list[Turn], int | None]:
-    """Keep the last messages of turns, as many as one page shows."""
     left, room, first, is_reached = list[Turn](), MAX_ENTRIES, until, until is None
     for turn in reversed(turns):
         entries = list[Said | Checkpoint]()
@@ -329,7 +318,6 @@ def _turn(
     calls: Sequence[ToolInvocation],
     kept: Collection[int],
 ) -> Turn:
-    """Build one turn from the messages of `part`."""
     turn = Turn(points=list(points))
     shown = messages[part[0] : part[1]]
     cards = _Cards(shown, calls, kept)

@@ -71,7 +71,6 @@ def sign_in(request: Request, key: Name, next: Annotated[str, Form(max_length=MA
 
 @router.post("/sign-out", dependencies=[Depends(require_same_site)])
 def sign_out(request: Request, visit: Visit) -> Response:
-    """Sign out, and revoke the key that this browser got for a sign-in link."""
     if not visit.by_proxy:
         site_of(request).authenticator.sign_out(request.cookies[cookie_name(request)])
     return delete_sign_in_cookie(request, visit.redirect("/sign-in"))
@@ -79,7 +78,6 @@ def sign_out(request: Request, visit: Visit) -> Response:
 
 @router.get("/help")
 def help_page(visit: Visit) -> Response:
-    """Show the help page."""
     return visit.page("help")
 
 
@@ -88,12 +86,10 @@ RecordId = Annotated[int, Form(ge=1, le=MAX_ID)]
 
 @router.get("/users")
 def users(visit: Visit) -> Response:
-    """List the users."""
     return _render_users(visit)
 
 
 def _render_users(visit: Visitor, user: User | None = None) -> Response:
-    """Render the list of users, with a new sign-in link for one of them."""
     link = ""
     if user is not None and (address := address_of(visit.request)) is not None:
         root = visit.request.scope.get("root_path", "")
@@ -103,7 +99,6 @@ def _render_users(visit: Visitor, user: User | None = None) -> Response:
 
 @router.post("/users", dependencies=[Depends(require_same_site)])
 def add_user(visit: Visit, name: Name, is_admin: Annotated[bool, Form()] = False) -> Response:
-    """Create a user, and show a sign-in link once."""
     return _render_users(visit, visit.repo.users.add(name, is_admin=is_admin))
 
 
@@ -111,7 +106,6 @@ def add_user(visit: Visit, name: Name, is_admin: Annotated[bool, Form()] = False
 def change_user(
     visit: Visit, user: RecordId, what: Annotated[Literal["disable", "enable", "link"], Form()]
 ) -> Response:
-    """Disable or enable a user, or show a new sign-in link."""
     if what == "link":
         return _render_users(visit, visit.repo.users.find(user))
     (visit.repo.users.disable if what == "disable" else visit.repo.users.enable)(user)
@@ -120,7 +114,6 @@ def change_user(
 
 @router.post("/users/delete", dependencies=[Depends(require_same_site)])
 def delete_user(visit: Visit, user: RecordId, name: Name = "", force: Checkbox = False) -> Response:
-    """Permanently delete a user with all their sessions if the name was typed, and show what was deleted."""
     target = visit.repo.users.find(user)
     if name != target.name:
         raise InvalidInput(f"Nothing was deleted. Type the name of the user, {target.name}, to delete them.")
@@ -129,7 +122,6 @@ def delete_user(visit: Visit, user: RecordId, name: Name = "", force: Checkbox =
 
 @router.get("/keys")
 def keys(visit: Visit) -> Response:
-    """List the user's own API keys."""
     return _render_keys(visit)
 
 
@@ -144,14 +136,12 @@ def create_key(
     scope: Annotated[Literal["read", "write", "admin"], Form()] = "read",
     days: Annotated[int, Form(ge=0, le=36_500)] = 90,
 ) -> Response:
-    """Create an API key, and show its secret once."""
     new_key = visit.repo.keys.create(name, scopes=(scope,), expires_in=to_timedelta(days * 86_400 if days else None))
     return _render_keys(visit, new_key.secret)
 
 
 @router.post("/keys/revoke", dependencies=[Depends(require_same_site)])
 def revoke_key(visit: Visit, key: RecordId) -> Response:
-    """Revoke an API key."""
     visit.repo.keys.revoke(key)
     return visit.redirect("/keys")
 
@@ -164,7 +154,6 @@ Days = Annotated[int | None, Form(ge=0, le=36_500)]
 
 @router.get("/sessions/{session_id}/sharing")
 def sharing(visit: Visit, session_id: Id) -> Response:
-    """Show the members of a session, and its links."""
     return _render_sharing(visit, session_id)
 
 
@@ -185,14 +174,12 @@ def _render_sharing(visit: Visitor, session_id: int, token: str | None = None) -
 
 @router.post("/sessions/{session_id}/members", dependencies=[Depends(require_same_site)])
 def share(visit: Visit, session_id: Id, user: Name, role: Role = "viewer", days: Days = None) -> Response:
-    """Grant a user a role."""
     visit.repo.session(session_id).sharing.share(user, role, to_timedelta(days * 86_400 if days else None))
     return visit.redirect(f"/sessions/{session_id}/sharing")
 
 
 @router.post("/sessions/{session_id}/members/delete", dependencies=[Depends(require_same_site)])
 def unshare(visit: Visit, session_id: Id, user: Name) -> Response:
-    """Revoke the roles of a user, or leave the session."""
     visit.repo.session(session_id).sharing.unshare(user)
     has_left = user == visit.repo.user.name
     return visit.redirect("/sessions" if has_left else f"/sessions/{session_id}/sharing")
@@ -200,25 +187,21 @@ def unshare(visit: Visit, session_id: Id, user: Name) -> Response:
 
 @router.post("/sessions/{session_id}/links", dependencies=[Depends(require_same_site)])
 def create_link(visit: Visit, session_id: Id, role: Role = "viewer", days: Days = 7) -> Response:
-    """Create a link, and show its token once."""
     new_link = visit.repo.session(session_id).sharing.create_link(role, to_timedelta(days * 86_400 if days else None))
     return _render_sharing(visit, session_id, new_link.token)
 
 
 @router.post("/sessions/{session_id}/links/revoke", dependencies=[Depends(require_same_site)])
 def revoke_link(visit: Visit, session_id: Id, link: Annotated[int, Form(ge=1, le=MAX_ID)]) -> Response:
-    """Revoke a link."""
     visit.repo.revoke_link(link)
     return visit.redirect(f"/sessions/{session_id}/sharing")
 
 
 @router.get("/join")
 def join_page(visit: Visit, token: str = "") -> Response:
-    """Show the form for the token of a link."""
     return visit.page("join", token=token[:300])
 
 
 @router.post("/join", dependencies=[Depends(require_same_site)])
 def join(visit: Visit, token: Name) -> Response:
-    """Join a session."""
     return visit.redirect(f"/sessions/{visit.repo.accept(token).id}")
