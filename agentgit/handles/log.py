@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from datetime import datetime
@@ -35,8 +34,7 @@ from agentgit.sessions.reports import OnProgress
 from agentgit.store.queries.graph_points import read_questions
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.log import LogPart, parts_of_branches, parts_of_path
-from agentgit.store.search.index import CHECKPOINTS_PER_TRANSACTION
-from agentgit.store.sql.transaction import Reading
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.values import Tabular
 
 
@@ -74,21 +72,23 @@ class TextSearch(SessionAccess):
             names_only=self.context.store.search_index.names_only,
         )
 
+    def _index_next(self, transaction: Writing) -> int:
+        return self.context.store.search_index.index_next(transaction, self.session_id)
+
     def _index_texts(self, progress: OnProgress | None) -> bool:
         """Index the texts of the session that are not indexed yet, and return whether that was possible."""
 
-        def load_unindexed(transaction: Reading) -> dict[int, int]:
-            return self.context.store.search_index.count_unindexed(transaction, self.load_session(transaction).id)
+        index = self.context.store.search_index
+
+        def count_unindexed(transaction: Reading) -> int:
+            return index.count_unindexed(transaction, self.load_session(transaction).id)
 
         try:
-            unindexed = self.context.read(load_unindexed)
-            total, done = sum(unindexed.values()), 0
-            for branch_id in unindexed:
-                index_next = functools.partial(self.context.store.search_index.index_next, branch_id=branch_id)
-                while self.context.store.database.write(index_next):
-                    done += CHECKPOINTS_PER_TRANSACTION
-                    if progress is not None:
-                        progress(min(done, total), total)
+            total, done = self.context.read(count_unindexed), 0
+            while done < total and (count := self.context.store.database.write(self._index_next)):
+                done += count
+                if progress is not None:
+                    progress(done, total)
         except (Unavailable, Corrupt):
             return False  # read-only, locked or damaged: the existing index can still be searched
         return True

@@ -123,8 +123,21 @@ class RollbackFiles:
         except AgentGitError as error:
             return failed_restore(snapshot, error)
 
-    def _plan(self, session_id: int, snapshot: SnapshotRef, **options: Any) -> FileChanges:
-        adapter = self._adapter(session_id, snapshot)
+    def require_no_half_restore(self, session_id: int) -> None:
+        """Check that no operation has stopped while it restored files: only its resumption knows what is whose."""
+        with self.store.database.reading() as transaction:
+            newest = self.store.snapshots.newest_of_session(transaction, session_id)
+            is_crash = newest is not None and newest.changed_by == CRASH
+            stopped = self.store.operations.stopped(transaction, session_id) if is_crash else []
+        for row in stopped:
+            if as_object(row.request).get("files") is not None:
+                text = f"Operation {row.id} may have stopped while it restored files."
+                raise Conflict(text, Next("resume", operation=row.id))
+
+    def _plan(self, session_id: int, snapshot: SnapshotRef, *, has_begun: bool = False, **options: Any) -> FileChanges:
+        if not has_begun:
+            self.require_no_half_restore(session_id)
+        adapter, options = self._adapter(session_id, snapshot), {**options, "has_begun": has_begun}
         return adapter.plan(snapshot, self._history(session_id, snapshot, adapter, **options))
 
     def plan_changed_since(self, row: StoredRow, *, force: bool) -> FileChanges | None:
@@ -189,7 +202,8 @@ class RollbackFiles:
             if own is not None and changed_by in (TURN, RESTORE):
                 end = own.get(row.internal_session_id, 0)
                 changed_by = changed_by if end is None or row.id < end else OTHERS
-            states.append(FileState(row.snapshot, UNKNOWN if earlier.changed_by == CRASH else changed_by))
+            is_unknown = earlier.changed_by == CRASH and changed_by != RESTORE  # which an operation resumed to its end
+            states.append(FileState(row.snapshot, UNKNOWN if is_unknown else changed_by))
         for row in rows:
             adapter.fetch_if_moved(snapshot_ref_from_row(row))
         is_known = bool(rows) and rows[-1].changed_by != CRASH and not has_begun

@@ -125,6 +125,7 @@ def prepared(tmp_path_factory):
         for name in ("vic", "ed", "olga"):
             session.sharing.share(name, PEOPLE[name])
         session.tag("main#1", "v1")
+        session.search("chairs")  # so that a later search has nothing to index
         ids = {
             "session_id": session.id,
             "checkpoint_id": session.get_checkpoint("main#2").id,

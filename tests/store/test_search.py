@@ -257,7 +257,8 @@ def test_a_long_history_is_indexed_completely_in_batches(repo):
     told = []
     found = repo.session().search("point", limit=1000, progress=lambda done, total: told.append((done, total)))
     assert len(found) == CHECKPOINTS_PER_TRANSACTION + 20
-    assert told == [(CHECKPOINTS_PER_TRANSACTION, CHECKPOINTS_PER_TRANSACTION + 22)]
+    total = CHECKPOINTS_PER_TRANSACTION + 22
+    assert told == [(CHECKPOINTS_PER_TRANSACTION, total), (total, total)]
     assert len(repo.session().search("needle")) == 1
 
 

@@ -25,10 +25,12 @@ LOG = logging.getLogger("agentgit")
 class TurnFiles:
     """The workspace files of one turn. Snapshots are taken while no transaction is open."""
 
-    def __init__(self, store: Store, workspace: WorkspaceAdapter | None, branch_id: int, files: RollbackFiles) -> None:
-        self.store, self._plan = store, files.plan
+    def __init__(
+        self, store: Store, workspace: WorkspaceAdapter | None, session_id: int, branch_id: int, files: RollbackFiles
+    ) -> None:
+        self.store, self._files = store, files
         self.workspace = workspace if workspace is not None and workspace.is_automatic else None
-        self.branch_id = branch_id
+        self.session_id, self.branch_id = session_id, branch_id
         self.last_snapshot: SnapshotRef | None = None
         """The files at the last snapshot; None if there is no workspace, or if the snapshot failed."""
         self._found: dict[int, SnapshotRef | None] = {}
@@ -40,6 +42,7 @@ class TurnFiles:
         """Take a snapshot of the files as the turn finds them, and check whether another branch has changed them."""
         if self.workspace is None:
             return
+        self._files.require_no_half_restore(self.session_id)
         self.last_snapshot = self.workspace.take_snapshot(f"before: {title}" if title else "before a turn")
         with self.store.database.reading() as transaction:
             branch = self.store.sessions.branch(transaction, self.branch_id)
@@ -50,7 +53,7 @@ class TurnFiles:
         if snapshot_ref_from_row(last_row).is_imported:
             return  # no branch has changed anything here yet
         if own_row.snapshot not in (last_row.snapshot, self.last_snapshot.snapshot):
-            self._restore_changes = self._plan(branch.external_session_id, snapshot_ref_from_row(own_row))
+            self._restore_changes = self._files.plan(branch.external_session_id, snapshot_ref_from_row(own_row))
 
     def divergence(
         self, transaction: Reading, branch: StoredRow, planner: Planner, last_seq: int

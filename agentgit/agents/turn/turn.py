@@ -89,7 +89,9 @@ class Turn(RunningTurn):
         owner = self.resources.enter_context(owning(context.store, context.session_id))
         try:
             files = context.context.engine().files
-            self.files = TurnFiles(context.store, context.settings.workspace, context.branch_id, files)
+            self.files = TurnFiles(
+                context.store, context.settings.workspace, context.session_id, context.branch_id, files
+            )
             self.files.begin(self._first_title)
             # Need not be durable: the first intent of the turn is, and takes everything written before it to disk.
             # The event of a checkpoint must: if a crash lost it, its place in the feed could be given again.

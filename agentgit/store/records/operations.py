@@ -12,7 +12,7 @@ from sqlalchemy import Row, bindparam, func, or_, select, update
 from agentgit.errors import Conflict
 from agentgit.next_steps import Next
 from agentgit.sessions.reports import Operation
-from agentgit.sessions.session import DONE, RUNNING
+from agentgit.sessions.session import DONE, PARTIAL, RUNNING
 from agentgit.store.audit.trail import record_event
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
 from agentgit.store.sql.driver_errors import missing_row
@@ -154,6 +154,12 @@ class OperationStore:
         leads_to_branch = OPERATION.c.internal_session_id.in_(bindparam("branches", expanding=True))
         query = select(OPERATION).where(leads_to_branch).order_by(OPERATION.c.id)
         return transaction.execute(query, {"branches": list(branch_ids)}).all()
+
+    def stopped(self, transaction: Reading, session_id: int) -> Sequence[Row[Any]]:
+        """Read the operations of a session that have stopped half way."""
+        return transaction.execute(
+            select(OPERATION).where(self._in_session(session_id), OPERATION.c.status == PARTIAL)
+        ).all()
 
     def query_running(self, transaction: Reading, session_id: int) -> PendingResult:
         """Query the running operations of a session, including those whose process has died."""

@@ -54,23 +54,26 @@ class SearchIndex:
         self.sessions = sessions
         self.graphs = graphs
 
-    def count_unindexed(self, transaction: Reading, session_id: int) -> dict[int, int]:
-        """Return the branches of a session that have checkpoints to index, each with an upper limit of their number."""
-        rows = _UNINDEXED.all(transaction, {"session": session_id})
-        return {row.id: row.number - row.searched for row in rows}
+    def count_unindexed(self, transaction: Reading, session_id: int) -> int:
+        """Return an upper limit of the number of checkpoints of a session that are not indexed."""
+        return sum(row.number - row.searched for row in _UNINDEXED.all(transaction, {"session": session_id}))
 
-    def index_next(self, transaction: Writing, branch_id: int) -> bool:
-        """Index the texts of a branch's next checkpoints, and return whether there may be more."""
-        checkpoints = _NEXT.all(transaction, {"branch": branch_id})
-        unindexed = [row for row in checkpoints if row.number > row.searched]
-        if not unindexed:
-            return False
-        new_texts = list(
-            self._find_new_texts(transaction, checkpoints, unindexed)
-        )  # first, because damaged data raises here
-        _SET_SEARCHED.run(transaction, {"branch": branch_id, "now": unindexed[-1].number})
-        self._add(transaction, unindexed[0].external_session_id, branch_id, new_texts)
-        return len(checkpoints) == CHECKPOINTS_PER_TRANSACTION
+    def index_next(self, transaction: Writing, session_id: int) -> int:
+        """Index the texts of a session's next checkpoints in the order in which they were made; return their number."""
+        checkpoints = _NEXT.all(transaction, {"session": session_id})
+        by_branch: dict[int, list[StoredRow]] = defaultdict(list)
+        for row in checkpoints:
+            by_branch[row.internal_session_id].append(row)
+        new_texts = [
+            (next(row.id for row in rows if row.number >= one.number), branch_id, one)
+            for branch_id, rows in by_branch.items()
+            for one in self._find_new_texts(transaction, rows)  # first, because damaged data raises here
+        ]
+        for branch_id, rows in by_branch.items():
+            _SET_SEARCHED.run(transaction, {"branch": branch_id, "now": rows[-1].number})
+        new_texts.sort(key=lambda one: one[0])
+        self._add(transaction, session_id, [(branch_id, one) for _, branch_id, one in new_texts])
+        return len(checkpoints)
 
     def index_annotation(self, transaction: Writing, row: StoredRow) -> None:
         """Index the name and description of a checkpoint again, after a change."""
@@ -87,19 +90,17 @@ class SearchIndex:
         text = row.name if self.names_only else _annotation(row)
         if text:
             new_text = NewText(row.number, NAMED, text, row_id=row.id)
-            self._add(transaction, branch.external_session_id, branch.id, [new_text])
+            self._add(transaction, branch.external_session_id, [(branch.id, new_text)])
 
     # -- what is new
 
-    def _find_new_texts(
-        self, transaction: Reading, checkpoints: Sequence[StoredRow], unindexed: Sequence[StoredRow]
-    ) -> Iterator[NewText]:
+    def _find_new_texts(self, transaction: Reading, unindexed: Sequence[StoredRow]) -> Iterator[NewText]:
         if self.names_only:
             yield from (NewText(row.number, NAMED, row.name, row_id=row.id) for row in unindexed if row.name)
             return
-        branch, previous = unindexed[0], self._previous_checkpoint(transaction, checkpoints[0])
+        branch, previous = unindexed[0], self._previous_checkpoint(transaction, unindexed[0])
         # The last indexed checkpoint may have been deleted. Then new texts are compared with those in the index, too.
-        is_known = checkpoints[0].number == branch.searched
+        is_known = previous is not None and previous.internal_session_id == branch.internal_session_id
         indexed_keys = self._indexed_keys(transaction, branch) if branch.searched and not is_known else set()
         hashes_by_state = self._message_hashes(transaction, [row for row in (previous, *unindexed) if row is not None])
         last_hashes, last_state = hashes_by_state[_state_id(previous)], _state_id(previous)
@@ -115,8 +116,7 @@ class SearchIndex:
                 ]
                 last_hashes, last_state = hashes, _state_id(row)
             call_counts.append((row.position - branch.inherited, row.number))
-        is_same_branch = previous is not None and previous.internal_session_id == branch.internal_session_id
-        first_call = previous.position - branch.inherited if previous is not None and is_same_branch else 0
+        first_call = previous.position - branch.inherited if previous is not None and is_known else 0
         yield from self._find_new_calls(
             transaction, branch.internal_session_id, max(0, first_call), call_counts, indexed_keys
         )
@@ -145,11 +145,11 @@ class SearchIndex:
                 yield NewText(number, MESSAGE, text, hash=key)
 
     def _previous_checkpoint(self, transaction: Reading, first_row: StoredRow) -> StoredRow | None:
-        """Return the checkpoint before those to index or, if it is unknown, the branch point; None if there is none."""
-        if first_row.number == first_row.searched:
-            return first_row
-        if first_row.parent_id is None:
-            return None
+        """Return the last indexed checkpoint or, if it is unknown, the branch point; None if there is none."""
+        parameters = {"branch": first_row.internal_session_id, "number": first_row.searched}
+        last: StoredRow | None = _BY_NUMBER.first(transaction, parameters) if first_row.searched else None
+        if last is not None or first_row.parent_id is None:
+            return last
         return _BY_ID.first(transaction, {"checkpoint": first_row.branch_point_id})
 
     def _indexed_keys(self, transaction: Reading, branch: StoredRow) -> set[bytes | int]:
@@ -193,12 +193,12 @@ class SearchIndex:
 
     # -- words
 
-    def _add(self, transaction: Writing, session_id: int, branch_id: int, new_texts: Iterable[NewText]) -> None:
+    def _add(self, transaction: Writing, session_id: int, new_texts: Iterable[tuple[int, NewText]]) -> None:
+        """Add texts, each with its branch, in the order in which a search returns the newest first."""
         scope_markers = [scope_of_session(session_id)]
         is_sqlite = transaction.is_sqlite
         rows = []
-        # In the order of their checkpoints, so that a later checkpoint's texts have greater ids.
-        for new_text in sorted(new_texts, key=lambda one: one.number):
+        for branch_id, new_text in new_texts:
             markers = [*scope_markers, NAMED_MARKER] if new_text.kind == NAMED else scope_markers
             marked_words = [*markers, *folded_words(normalize_nfc(new_text.text))]
             rows.append(
@@ -291,17 +291,19 @@ def text_of_checkpoint(row: StoredRow) -> SearchableText:
 # -- statements
 
 _C = CHECKPOINT.c
-_is_of_branch = _C.internal_session_id == bindparam("branch")
 _BRANCH_COLUMNS = ("thread_id", "searched", "inherited", "external_session_id", "parent_id", "branch_point_id")
 _WITH_BRANCH = select(CHECKPOINT, *(BRANCH.c[name] for name in _BRANCH_COLUMNS)).join_from(
     CHECKPOINT, BRANCH, BRANCH.c.id == _C.internal_session_id
 )
-# The last indexed checkpoint and the next ones. The branch is locked, because its reader then updates `searched`.
+# The branches are locked, because the reader then updates `searched`.
 _NEXT = CompiledStatement(
-    _WITH_BRANCH.where(_is_of_branch, _C.number >= BRANCH.c.searched)
-    .order_by(_C.number)
+    _WITH_BRANCH.where(BRANCH.c.external_session_id == bindparam("session"), _C.number > BRANCH.c.searched)
+    .order_by(_C.id)
     .limit(CHECKPOINTS_PER_TRANSACTION)
     .with_for_update(of=BRANCH, key_share=True)
+)
+_BY_NUMBER = CompiledStatement(
+    _WITH_BRANCH.where(_C.internal_session_id == bindparam("branch"), _C.number == bindparam("number"))
 )
 _BY_ID = CompiledStatement(_WITH_BRANCH.where(_C.id == bindparam("checkpoint")))
 _UNINDEXED = CompiledStatement(
