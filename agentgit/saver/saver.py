@@ -472,14 +472,14 @@ class SQLModelSaver(AsyncSaverMethods):
         turn = self._turn_of(config)
         with turn.saving(graph_key) if turn is not None else nullcontext():
             draft = self.draft(config, checkpoint, metadata, new_versions, parent_id)
-            draft = replace(draft, continues=is_continuation(config, metadata))
-            if turn is None or not turn.put(NewCheckpoint(graph_key, draft)):
+            new = NewCheckpoint(graph_key, replace(draft, continues=is_continuation(config, metadata)))
+            if turn is None or not turn.put(new):
                 self._require_no_run(config)
-                self._put_now(graph_key, draft)
+                self._put_now(new)
         return self._config_of(graph_key)
 
-    def _put_now(self, graph_key: GraphKey, draft: Draft) -> None:
-        store = self.store
+    def _put_now(self, new: NewCheckpoint) -> None:
+        store, (graph_key, draft) = self.store, new
         try:
             if not self._append_if_head(graph_key, draft):
                 self.database.write(lambda transaction: store.put(transaction, graph_key, draft))
@@ -535,13 +535,17 @@ class SQLModelSaver(AsyncSaverMethods):
             (WRITES_IDX_MAP.get(channel, index), channel, self.codec.encode(value).body)
             for index, (channel, value) in enumerate(writes)
         ]
-        graph_key, task, store = GraphKey(thread, ns, checkpoint_id), Task(task_id, task_path), self.store
         turn = self._turn_of(config)
         if turn is not None:
             rows += _asked(writes, rows)
-        if turn is None or not turn.put_writes(NewWrites(graph_key, task, rows)):
+        new = NewWrites(GraphKey(thread, ns, checkpoint_id), Task(task_id, task_path), rows)
+        if turn is None or not turn.put_writes(new):
             self._require_no_run(config)
-            self.database.write(lambda transaction: store.put_writes(transaction, graph_key, task, rows))
+            self._put_writes_now(new)
+
+    def _put_writes_now(self, new: NewWrites) -> None:
+        store = self.store
+        self.database.write(lambda transaction: store.put_writes(transaction, new.key, new.task, new.writes))
 
     def get_next_version(self, current: float | str | None, channel: None) -> float:
         """Return the version after `current`: the next whole number, with a random fraction.
