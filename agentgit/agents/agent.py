@@ -25,7 +25,6 @@ from agentgit.async_api import async_twin
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints import Checkpoint, references
 from agentgit.checkpoints.merge import MergePlan, Resolve
-from agentgit.checkpoints.queries import Tag
 from agentgit.effects import Effect, RollbackPlan
 from agentgit.effects.files import FileChanges
 from agentgit.effects.kinds import UNDECLARED
@@ -128,21 +127,6 @@ class RollbackAgent(BranchReader):
         label = named_label(self._branch.settings.user_id, name, description, data, metadata)
         snapshot = self._branch.take_snapshot(f"checkpoint {name}" if name else "checkpoint") if files else None
         return self._branching.save(self.branch_id, label, snapshot)
-
-    def tag(self, ref: CheckpointRef, name: str, *, description: str | None = None) -> Tag:
-        """Tag a checkpoint with a name that is unique in the session, as `Session.tag`.
-
-        A tagged checkpoint cannot be deleted.
-
-        Args:
-            ref: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
-            name: The name of the tag.
-            description: A sentence about it.
-
-        Raises:
-            InvalidInput, Conflict, NotFound, Ambiguous: As `Session.tag`.
-        """
-        return self.session.tag(ref, name, branch=self.branch_id, description=description)
 
     def rollback(
         self,
@@ -684,7 +668,6 @@ class RollbackAgent(BranchReader):
 
     aat = async_twin(at)
     acheckpoint = async_twin(checkpoint, prepare=BranchRunner._await_previous_turn)
-    atag = async_twin(tag)
     arollback = async_twin(rollback, prepare=BranchRunner._aleave_stream)
     aundo = async_twin(undo, prepare=BranchRunner._aleave_stream)
     aredo = async_twin(redo, prepare=BranchRunner._await_previous_turn)
