@@ -144,9 +144,9 @@ class Explorer:
         create_runner: Callable[[TurnSettings, int | BranchHead], BranchRunner],
         variants: list[list[Variant]],
         *,
-        name: str | None,
-        score: Score | None,
-        config: RunnableConfig | None,
+        name: str | None = None,
+        score: Score | None = None,
+        config: RunnableConfig | None = None,
         together: bool,
         elsewhere: bool = False,
     ) -> None:
