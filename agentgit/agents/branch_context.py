@@ -210,15 +210,12 @@ class BranchContext:
             yield transaction
 
     def row(self, transaction: Reading) -> StoredRow:
-        """Read the row of the branch."""
         return self.store.sessions.branch(transaction, self.branch_id)
 
     def session(self, transaction: Reading) -> ExternalSession:
-        """Read the session."""
         return self.context.lookup.session(transaction, self.session_id)
 
     def checkpoint(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
-        """Read the row of a checkpoint of the session."""
         return self.context.lookup.checkpoint(transaction, self.row(transaction), checkpoint_id)
 
     def target(self, transaction: Reading, ref: CheckpointRef) -> tuple[StoredRow, str]:

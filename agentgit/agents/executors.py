@@ -45,7 +45,6 @@ class StoreAddress:
 
     @classmethod
     def of(cls, context: Context) -> StoreAddress:
-        """Return the address of the database of a context."""
         store = context.store
         database = store.database
         if database.in_memory:
@@ -59,7 +58,6 @@ class StoreAddress:
         )
 
     def open(self) -> Store:
-        """Open the database."""
         database = Database(
             self.url, pool_size=CONNECTIONS, lease_seconds=self.lease_seconds, keyring=load_keyring(None)
         )
@@ -108,7 +106,6 @@ class Workers:
 
 
 def submit_to(executor: Executor, function: Callable[..., Any], *args: Any) -> Future[Any]:
-    """Send a call to an executor."""
     try:
         return executor.submit(function, *args)
     except Exception as error:
@@ -146,7 +143,6 @@ def require_picklable(value: Any, what: str) -> None:
 
 
 def run(job: Job) -> Any:
-    """Run a job."""
     function = resolve_name(job.function)  # by name, because it makes agents, which send jobs
     with _opened(job) as context:
         return function(context, job.address, *job.args)

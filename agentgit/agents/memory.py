@@ -72,47 +72,37 @@ class RecordedStore(BaseStore):
 
     @property
     def supports_ttl(self) -> bool:  # type: ignore[override]
-        """True if items can expire."""
         return self.agentgit_store.supports_ttl
 
     @property
     def ttl_config(self) -> Any:  # type: ignore[override]
-        """The times to live of items."""
         return self.agentgit_store.ttl_config
 
     def get(self, *args: Any, **options: Any) -> Any:
-        """Read an item."""
         return self._detached(self.agentgit_store.get(*args, **options))
 
     def search(self, *args: Any, **options: Any) -> Any:
-        """Search for items."""
         return self._detached(self.agentgit_store.search(*args, **options))
 
     def list_namespaces(self, *args: Any, **options: Any) -> Any:
-        """List namespaces."""
         return self.agentgit_store.list_namespaces(*args, **options)
 
     async def aget(self, *args: Any, **options: Any) -> Any:
-        """Read an item."""
         return self._detached(await self.agentgit_store.aget(*args, **options))
 
     async def asearch(self, *args: Any, **options: Any) -> Any:
-        """Search for items."""
         return self._detached(await self.agentgit_store.asearch(*args, **options))
 
     async def alist_namespaces(self, *args: Any, **options: Any) -> Any:
-        """List namespaces."""
         return await self.agentgit_store.alist_namespaces(*args, **options)
 
     # -- writes
 
     def put(self, namespace: tuple[str, ...], key: str, value: Any, *args: Any, **options: Any) -> None:
-        """Put an item, and record it."""
         with self._recording([_put_op(namespace, key, value, *args, **options)]):
             self.agentgit_store.put(namespace, key, self._detached(value), *args, **options)
 
     def delete(self, namespace: tuple[str, ...], key: str) -> None:
-        """Delete an item, and record it."""
         with self._recording([PutOp(namespace, str(key), None)]):
             self.agentgit_store.delete(namespace, key)
 
@@ -123,12 +113,10 @@ class RecordedStore(BaseStore):
             return self._detached(self.agentgit_store.batch(own_ops))
 
     async def aput(self, namespace: tuple[str, ...], key: str, value: Any, *args: Any, **options: Any) -> None:
-        """Put an item, and record it."""
         op, own_value = _put_op(namespace, key, value, *args, **options), self._detached(value)
         await self._arecord([op], lambda: self.agentgit_store.aput(namespace, key, own_value, *args, **options))
 
     async def adelete(self, namespace: tuple[str, ...], key: str) -> None:
-        """Delete an item, and record it."""
         op = PutOp(namespace, str(key), None)
         await self._arecord([op], lambda: self.agentgit_store.adelete(namespace, key))
 

@@ -83,7 +83,6 @@ class Merge:
     updates: dict[str, Any] = field(default_factory=dict)
 
     def compute(self) -> None:
-        """Decide about each value."""
         for key in self.theirs.hashes:
             decision = self._decide(key)
             if decision == KEEP:
@@ -221,7 +220,6 @@ class Merger:
         self.branch, self.store = branch, branch.store
 
     def compute(self, source: CheckpointRef, resolve: Resolve, *, picks: bool = False) -> Merge:
-        """Return what a merge or a cherry-pick would add."""
         recover_all_abandoned(self.store, self.branch.session_id)
         with self.branch.reading() as transaction:
             our_row, head_state = self._position(transaction)

@@ -36,11 +36,9 @@ class HarmlessCache(BaseCache[Any]):
         """For each missing entry, how many calls had acted in this turn when it was first requested."""
 
     def get(self, keys: Sequence[FullKey]) -> dict[FullKey, Any]:
-        """Return the entries that are stored."""
         return self._restore(keys, self.cache.get([_own(key) for key in keys]))
 
     async def aget(self, keys: Sequence[FullKey]) -> dict[FullKey, Any]:
-        """Return the entries that are stored."""
         return self._restore(keys, await self.cache.aget([_own(key) for key in keys]))
 
     def _restore(self, keys: Sequence[FullKey], found: Mapping[FullKey, Any]) -> dict[FullKey, Any]:
@@ -83,11 +81,9 @@ class HarmlessCache(BaseCache[Any]):
         return {_own(key): entry for key, entry in pairs.items() if self._acted_before.pop(key, None) == acted_count}
 
     def clear(self, namespaces: Sequence[Namespace] | None = None) -> None:
-        """Delete the entries of these namespaces, or all."""
         self.cache.clear(namespaces)
 
     async def aclear(self, namespaces: Sequence[Namespace] | None = None) -> None:
-        """Delete the entries of these namespaces, or all."""
         await self.cache.aclear(namespaces)
 
 

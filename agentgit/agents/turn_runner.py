@@ -201,11 +201,9 @@ class TurnRunner(DescribedGraph):
 
     @property
     def _conversation_id(self) -> str:
-        """The id of the conversation in traces."""
         return str(self._branch.session_id)
 
     def _start_span(self) -> TracedSpan:
-        """Start the tracing span of a turn."""
         return turn_span(
             self.graph.name,
             gen__ai_conversation_id=self._conversation_id,

@@ -76,7 +76,6 @@ def _declare(tool: BaseTool, enclosing: str | None) -> ToolDeclaration:
 
 
 def graph_in(path: str) -> Any:
-    """Return a compiled graph of a module."""
     values = import_path(path)
     if ":" in path:
         value = values[0]
@@ -90,7 +89,6 @@ def graph_in(path: str) -> Any:
 
 
 def call_function(function: Callable[[], Any], path: str) -> Any:
-    """Call the function that a path names."""
     try:
         with suppress(ValueError):  # a function written in C may have no signature
             inspect.signature(function).bind()
@@ -100,7 +98,6 @@ def call_function(function: Callable[[], Any], path: str) -> Any:
 
 
 def value_in(path: str) -> Any:
-    """Return one object of a module."""
     if ":" not in path:
         raise InvalidInput(f"{path} names only a module. Write {path}:NAME")
     return import_path(path)[0]
@@ -128,7 +125,6 @@ def _import_module(path: str) -> ModuleType:
 
 
 def _require_module(path: str) -> str:
-    """Return the module of a path."""
     module, colon, name = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *([name] if colon else ()))):
         raise InvalidInput(f"{path!r} is not a module path; write package.module or package.module:NAME.")

@@ -54,7 +54,6 @@ def scope(config: RunnableConfig | None) -> GraphScope:
 
 
 def config_of(graph_key: GraphKey) -> RunnableConfig:
-    """Return the config that names a checkpoint."""
     return {
         "configurable": {
             "thread_id": graph_key.thread,

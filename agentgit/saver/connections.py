@@ -29,7 +29,6 @@ class DatabaseLocation(NamedTuple):
 
 
 def open_database(conn: Any) -> Database:
-    """Open the database that `locate` finds."""
     location = locate(conn)
     return Database(location.url, pool_size=location.pool_size, connect=location.connect, keyring=load_keyring(None))
 

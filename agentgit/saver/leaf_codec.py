@@ -99,7 +99,6 @@ def encode_json(value: Any) -> tuple[bytes, bool] | None:
 
 
 def plain_leaf(value: Any) -> Leaf | None:
-    """Encode a plain value as a leaf; None if it is not plain."""
     encoded = encode_json(value)
     return json_leaf(*encoded) if encoded is not None else None
 
@@ -143,7 +142,6 @@ def rebuild_message(stored: dict[str, Any]) -> BaseMessage:
 
 
 def rebuild_messages(stored: Sequence[dict[str, Any]]) -> list[BaseMessage]:
-    """Rebuild messages from their stored forms; see `rebuild_message`."""
     kinds = [MESSAGE_TYPES[form["type"]] for form in stored]
     data = [form["data"] for form in stored]
     if all(map(has_exact_fields, kinds, data)):

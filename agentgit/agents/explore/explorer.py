@@ -70,7 +70,6 @@ class Variant:
 
 
 def plan_variants(steps: Steps, choices: Choices) -> list[list[Variant]]:
-    """Return the variants of each step of an exploration."""
     choice_list = _choice_list(choices)
     if isinstance(steps, int) and not isinstance(steps, bool):
         if steps < 1 or isinstance(choices, int):
@@ -199,7 +198,6 @@ class Explorer:
         self._sync_world(self.branch.branch_id)
 
     def runner_of(self, trial: ExploredTurn) -> BranchRunner:
-        """Return a runner of the graph on the branch of a turn."""
         return self._create_runner(self.settings, trial.branch_id)
 
     def next_turns(self, start_id: int, choices: tuple[int, ...]) -> Iterator[ExploredTurn]:
@@ -337,7 +335,6 @@ class Explorer:
         return trial
 
     def config_of(self, variant: Variant) -> RunnableConfig:
-        """Return the config of the turns of a variant."""
         return merge_configs(self.config, variant.config)
 
     def record_turns(self, trials: list[ExploredTurn]) -> None:

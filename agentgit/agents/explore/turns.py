@@ -54,7 +54,6 @@ class Outcome:
 
     @classmethod
     def of_error(cls, error: BaseException) -> Outcome:
-        """Return the end of a turn that failed."""
         return cls(describe_error(error))
 
 
@@ -68,7 +67,6 @@ def run_turn(runner: BranchRunner, value: Any, config: RunnableConfig) -> Outcom
 
 
 async def arun_turn(runner: BranchRunner, value: Any, config: RunnableConfig) -> Outcome:
-    """Run a turn, as `run_turn`."""
     try:
         await runner.ainvoke(value, config)
     except Exception as error:  # noqa: BLE001  # as in `run_turn`

@@ -45,18 +45,15 @@ class ServedGraphs:
 
     @classmethod
     def of(cls, registry: Registry) -> Self:
-        """Return those of a registry."""
         with registry.lock:
             registry.served_graphs = found = registry.served_graphs or cls(registry)
         return found
 
     def add(self, graph: PreparedGraph) -> None:
-        """Remember a graph."""
         with self._registry.lock:
             self._graphs.add(graph)
 
     def begin(self, run_id: str, run: HostRun) -> None:
-        """Remember a run."""
         add_recent(self.runs, run_id, run, RECENT_RUNS)
 
     def declare(self, session: ExternalSession) -> None:

@@ -284,7 +284,6 @@ class _Thread(NamedTuple):
 
     @property
     def branch(self) -> StoredRow:
-        """Its current branch."""
         return self.head.row
 
     @property

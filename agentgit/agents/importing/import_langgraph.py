@@ -123,7 +123,6 @@ class PlainThreadImport:
             self._on_step(done_count, len(to_read))
 
     def _compare_copy(self, newest: ThreadEntry, existing: Keys) -> None:
-        """Compare the newest copy with the source."""
         if newest[:2] in existing:  # only its writes were copied
             return
         source_tuple = self.source.read(self.thread_id, newest)
@@ -171,7 +170,6 @@ def import_langgraph(
     as_threads: bool,
     on_error: str,
 ) -> ImportReport:
-    """Import threads; see `Repository.import_langgraph`."""
     if on_error not in ("stop", "continue"):
         raise InvalidInput(f"on_error must be 'stop' or 'continue', not {on_error!r}.")
     if isinstance(threads, str):

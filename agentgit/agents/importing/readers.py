@@ -58,11 +58,9 @@ class UnknownTypeSerializer(SerializerProtocol):
         self._messages: LRUCache[bytes, BaseMessage] = LRUCache(CACHED_MESSAGES)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        """Serialize a value."""
         return self._strict.dumps_typed(obj)
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """Deserialize a value."""
         kind, body = data
         if kind not in READABLE_FORMATS:
             raise InvalidInput(
@@ -139,12 +137,10 @@ class Source:
         """Close what this source has opened; the saver stays open."""
 
     def threads(self) -> list[str]:
-        """List the threads."""
         with reading("The list of threads"):
             return list(dict.fromkeys(str(one.config["configurable"]["thread_id"]) for one in self._list(None)))
 
     def index(self, thread: str) -> list[ThreadEntry]:
-        """List the graph checkpoints of a thread, in any order."""
         with reading(f"Thread {thread!r}"):
             return [_entry(one) for one in self._list({"configurable": {"thread_id": thread}})]
 
@@ -154,7 +150,6 @@ class Source:
             return self._get({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
 
     def read(self, thread: str, entry: ThreadEntry) -> CheckpointTuple:
-        """Read one graph checkpoint."""
         name = f"Graph checkpoint {entry.id!r} of thread {thread!r}"
         with reading(name):
             checkpoint_tuple = self._get(config_of(GraphKey(thread, entry.ns, entry.id)))
@@ -191,7 +186,6 @@ class AsyncSource(Source):
         self._runner = asyncio.Runner() if self._loop is None else None
 
     def close(self) -> None:
-        """Stop the thread."""
         if self._runner is not None:
             self._executor.submit(self._runner.close).result()
         self._executor.shutdown()
@@ -274,17 +268,14 @@ class DatabaseSource(Source):
         self._connection, self._placeholder = connection, placeholder
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
     def threads(self) -> list[str]:
-        """List the threads, in the order of their first graph checkpoints."""
         query = "SELECT thread_id AS one, min(checkpoint_id) AS two FROM checkpoints GROUP BY thread_id ORDER BY 2, 1"
         with reading("The list of threads"):
             return [thread for thread, _ in self._rows(query)]
 
     def index(self, thread: str) -> list[ThreadEntry]:
-        """List the graph checkpoints of a thread, in any order."""
         query = "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id FROM checkpoints WHERE thread_id = "
         with reading(f"Thread {thread!r}"):
             return [

@@ -199,7 +199,6 @@ class ThreadImport:
     # -- checking
 
     def _compare_copy(self, line: ThreadLine, newest: str, earlier: EarlierImport | None, added_count: int) -> None:
-        """Compare the stored copy with the source."""
         staged_parents = load_parents(self.store, self.staging_thread)
         known_parents = {**(load_parents(self.store, earlier.branch_thread_id) if earlier else {}), **staged_parents}
         if len(staged_parents) != added_count or not {("", root) for root in line.roots} <= known_parents.keys():

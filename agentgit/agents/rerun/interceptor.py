@@ -27,11 +27,9 @@ class RerunSimulation:
         """The cache of nodes and tasks, which is empty at first."""
 
     def create_interceptor(self, turn: RunningTurn) -> CallInterceptor:
-        """Create the interceptor of a turn."""
         return RerunInterceptor(turn, self._answers)
 
     def wrap_channel(self, channel: Any) -> Any:
-        """Return a channel of the graph as the rerun uses it."""
         return self._ids.wrap_channel(channel)
 
 
@@ -55,7 +53,6 @@ class RerunInterceptor(CallInterceptor):
             raise
 
     def authorize_model(self) -> None:
-        """Admit a call of a model."""
         self._answers.require_running()
 
     def on_model_error(self, error: BaseException) -> None:

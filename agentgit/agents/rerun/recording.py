@@ -108,7 +108,6 @@ class Recording:
         return not any(write.channel != TASKS or self._decode([write])[0] for write in turn.pending)
 
     def state_before(self, turn: TurnRecord) -> dict[str, Any]:
-        """Read the values of the state on which a turn began."""
         with self._branch.reading() as transaction:
             found = self._store.graphs.find(transaction, turn.before) if turn.before is not None else None
             return read_values_of(self._branch, transaction, found)

@@ -169,7 +169,6 @@ class Rerun:
         return replace(settings, effects=found, unrecorded_tools=found.own_names)
 
     def _isolated(self, graph: Graph) -> Graph:
-        """Return the graph with a memory of its own."""
         if not is_wrappable(graph.store):
             return graph
         own_store = IsolatedStore(plain_store(graph.store), memory_before(self._recording.memory_writes))
@@ -201,7 +200,6 @@ class Rerun:
     # -- running
 
     def run(self) -> RerunReport:
-        """Run all turns, and return the report."""
         with guarding(self._name, self._answers.stop):
             for value in self._inputs():
                 with self._catching():
@@ -212,7 +210,6 @@ class Rerun:
         return self._finish()
 
     async def arun(self) -> RerunReport:
-        """Run all turns, as `run`."""
         inputs = self._inputs()
         with guarding(self._name, self._answers.stop):
             while (value := await asyncio.to_thread(next, inputs, END)) is not END:

@@ -83,7 +83,6 @@ class SessionReruns:
         )
 
     def run(self) -> Reruns:
-        """Run all sessions again, and return the results."""
         if self._submit is None:
             rows = [self._ended(rerun_session(self._context, self.plan, ref, self._wrapped)) for ref in self._refs]
         else:
@@ -91,7 +90,6 @@ class SessionReruns:
         return Reruns(name=self.plan.name, rows=rows, is_judged=self.plan.judge is not None)
 
     async def arun(self) -> Reruns:
-        """Run all sessions again, as `run`."""
         with awaiting():
             if self._submit is not None:
                 return await asyncio.to_thread(self.run)

@@ -258,7 +258,6 @@ class Call(LocatedCall):
             self.settle(value, is_error=problem is not None)
 
     def end_raised(self, error: BaseException) -> None:
-        """Record that the call raised."""
         try:
             if isinstance(error, ParentCommand):  # it is done, and hands over to the graph that called this one
                 self._end(DONE, result=handover_record(error))
@@ -370,7 +369,6 @@ class Calls:
         return next((call for call in found if call is not None and call.is_open), None)
 
     def open(self, call: Call, arguments: Arguments) -> None:
-        """Open a call; see `Call.open`."""
         declaration = call.declaration
         if self.turn.has_ended:
             raise late_call_error(declaration.tool_name, arguments.values)

@@ -89,7 +89,6 @@ class TaskAnswers:
         return self._shares.setdefault(new.call, new)
 
     def answer_number(self, share: TaskShare, question_index: int, scratchpad: PregelScratchpad) -> int:
-        """Return the number of the task's answer to a question."""
         with self._lock:
             if question_index < len(share.taken):
                 return share.taken[question_index]

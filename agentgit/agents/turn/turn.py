@@ -84,7 +84,6 @@ class Turn(RunningTurn):
     # -- the beginning
 
     def begin(self) -> None:
-        """Acquire the branch and begin the turn."""
         context, given = self.context, self.turn_input
         owner = self.resources.enter_context(owning(context.store, context.session_id))
         try:
