@@ -51,12 +51,6 @@ class RollbackAgent(BranchReader):
     `undo`, `redo`, `fork` and `switch` return a new agent on another branch. Operations that need no graph are on
     its `session`.
 
-    Args:
-        context: The store and the principal.
-        graph: The user's graph; it is not modified.
-        settings: The settings that apply to every turn.
-        branch: The id of the branch, or the branch with its head as they were just read.
-
     Example:
         >>> import agentgit
         >>> from agentgit.demo import EFFECTS, build, open_shop

@@ -115,7 +115,6 @@ class TurnSettings:
 
     user_id: int
     effects: GraphTools
-    unrecorded_tools: frozenset[str]
     checkpoint_interval: Interval
     fence_mode: str
     unowned_calls: str = "report"

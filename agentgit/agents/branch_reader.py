@@ -31,14 +31,7 @@ from agentgit.store.queries.lookup import CheckpointRef
 
 
 class BranchReader(BranchRunner):
-    """A graph on one branch, with the operations that only read. `RollbackAgent` adds those that write.
-
-    Args:
-        context: The store and the principal.
-        graph: The user's graph; it is not modified.
-        settings: The settings that apply to every turn.
-        branch: The id of the branch, or the branch with its head as they were just read.
-    """
+    """A graph on one branch, with the operations that only read. `RollbackAgent` adds those that write."""
 
     def __init__(self, context: Context, graph: Graph, settings: TurnSettings, branch: int | BranchHead) -> None:
         super().__init__(context, graph, settings, branch)

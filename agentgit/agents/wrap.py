@@ -126,7 +126,6 @@ class PreparedGraph:
         self.settings = TurnSettings(
             user_id=context.user.id,
             effects=tools,
-            unrecorded_tools=tools.own_names,
             checkpoint_interval=interval,
             fence_mode=fence,
             unowned_calls=unowned_calls,

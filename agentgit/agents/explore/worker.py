@@ -49,11 +49,8 @@ def _prepare(context: Context, lease_seconds: float, job: TurnJob) -> tuple[Roll
         context,
         graph,
         effects=job.effects,
-        auto_checkpoint="turn",
         check_effects=False,
         fence=job.fence,  # type: ignore[arg-type]  # the agent that explores has checked it
-        workspace=None,
-        store=None,
     )
     settings = replace(wrapped.settings, checkpoint_interval=job.interval)
     require_parallel(graph, settings)

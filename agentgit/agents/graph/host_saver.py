@@ -104,9 +104,6 @@ class HostSaver(ThreadReader):
 
     A host reads threads with it, and deletes, copies and prunes them. The runs of the graph write with savers of their
     own, so that `put` and `put_writes` are refused.
-
-    Args:
-        context: The store and the principal.
     """
 
     def __init__(self, context: Context) -> None:

@@ -109,7 +109,7 @@ class Answers:
         self._own_messages: dict[str, list[tuple[Any, ToolMessage]]] = defaultdict(list)
         for message in recording.messages():
             for asked in message.tool_calls if isinstance(message, AIMessage) else ():
-                if asked["name"] in settings.unrecorded_tools and asked["id"] in self._messages:
+                if asked["name"] in settings.effects.own_names and asked["id"] in self._messages:
                     self._own_messages[asked["name"]].append((portable(asked["args"]), self._messages[asked["id"]]))
         self._scopes: dict[TaskPlace, Container[str | None]] = {}
         self._last_step = 0
@@ -166,7 +166,7 @@ class Answers:
     def answer(self, request: Call) -> InflightResult | None:
         """Return the answer to a call; None if its tool runs."""
         name, call = request.intent.tool_name, _as_invocation(request)
-        if name in self._settings.unrecorded_tools:
+        if name in self._settings.effects.own_names:
             return self._own_answer(request)
         policy = self._policies.get(name, self._policies.get(ALL, RECORD))
         is_word = _is_word(policy)

@@ -166,7 +166,7 @@ class Rerun:
             )
         found = GraphTools(graph, {**settings.effects.user_effects, **new}, settings.effects.defaults)
         add_types(*found.hints)
-        return replace(settings, effects=found, unrecorded_tools=found.own_names)
+        return replace(settings, effects=found)
 
     def _isolated(self, graph: Graph) -> Graph:
         if not is_wrappable(graph.store):
