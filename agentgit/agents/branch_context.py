@@ -124,7 +124,6 @@ class TurnSettings:
 
     @property
     def idle_status(self) -> str:
-        """The status of a branch on which these turns can begin."""
         return OPEN if self.simulation is None else SIMULATED
 
 
@@ -272,7 +271,6 @@ class BranchContext:
             )
 
     def _asking_nodes(self, transaction: Reading, step: GraphCheckpoint) -> set[str]:
-        """Return the names of the nodes of one graph that wait for an answer."""
         writes = [one for one in self.store.graphs.writes(transaction, step.key) if one.channel == INTERRUPT]
         asking = {one.task_path.removeprefix(_NODE_PATH) for one in writes if one.task_path.startswith(_NODE_PATH)}
         if len(asking) < len(writes) and (key := step.values.get(TASKS)) is not None:

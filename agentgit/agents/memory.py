@@ -219,7 +219,6 @@ class StoreMemory:
 
     @property
     def name(self) -> str:
-        """The name of the store; see `name_of`."""
         return name_of(self.store)
 
     def read(self, item: ItemName) -> Any:
@@ -325,7 +324,6 @@ def _begin(
     effects: Mapping[str, Effect],
     befores: Mapping[ItemName, Any],
 ) -> Writes:
-    """Open the calls of writes, and return them by item."""
     config: Mapping[str, Any] = var_child_runnable_config.get() or {}
     parent_run_id = getattr(config.get("callbacks"), "parent_run_id", None)
     begun: dict[ItemName, Call] = {}

@@ -172,7 +172,6 @@ def _find_message(leaves: Sequence[Leaf], message_id: str) -> Leaf | None:
 
 
 def _made_at(draft: Draft) -> datetime:
-    """Return the time at which a graph checkpoint was made."""
     try:
         made_at = datetime.fromisoformat(str(draft.header.get("ts")))
     except ValueError:

@@ -19,7 +19,6 @@ Pairs = Mapping[FullKey, tuple[Any, int | None]]
 
 
 def cache_of(graph: Pregel[Any, Any, Any, Any]) -> BaseCache[Any] | None:
-    """Return the cache of a graph, or else of one of its subgraphs; None if there is none."""
     inner = (subgraph for _, subgraph in graph.get_subgraphs(recurse=True))
     return next((one.cache for one in (graph, *inner) if isinstance(one, Pregel) and one.cache is not None), None)
 
@@ -55,13 +54,11 @@ class HarmlessCache(BaseCache[Any]):
 
     @property
     def set(self) -> Callable[[Pairs], None]:
-        """A function that stores entries."""
         acted_count = self._count_acted()
         return lambda pairs: self.cache.set(self._harmless(pairs, acted_count))
 
     @property
     def aset(self) -> Callable[[Pairs], Coroutine[Any, Any, None]]:
-        """A function that stores entries."""
         acted_count = self._count_acted()
 
         async def store_entries(pairs: Pairs) -> None:

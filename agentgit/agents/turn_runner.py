@@ -479,7 +479,6 @@ class TurnRunner(DescribedGraph):
 
     @staticmethod
     def _durability(options: Options) -> str:
-        """Return LangGraph's durability for the options of a run."""
         return options.get("durability") or ("exit" if options.get("checkpoint_during") is False else "async")
 
     def _durable_options(self, options: Options, *, is_async: bool = False) -> Options:

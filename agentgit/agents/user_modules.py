@@ -188,7 +188,6 @@ def _effects_in(value: Any) -> Iterator[tuple[str, Effect]]:
 
 
 def _tools_in(value: Any) -> Iterator[Any]:
-    """Yield the tools and graphs that a value is or contains."""
     if isinstance(value, (BaseTool, Pregel)):
         yield value
     elif isinstance(value, (list, tuple)):

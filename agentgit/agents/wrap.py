@@ -52,7 +52,6 @@ def wrap(
     replay: str,
     force: bool,
 ) -> RollbackAgent:
-    """Return an agent that runs a graph on a session; see `Repository.wrap`."""
     if thread_id is not None and template is not None:
         raise InvalidInput("A session starts from a thread or from a template, not from both; leave one of them out.")
     _require_replay(replay, template, force=force)

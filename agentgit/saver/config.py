@@ -39,7 +39,6 @@ def address(config: RunnableConfig) -> tuple[str, str, str | None]:
 
 
 def require_checkpoint_id(value: object) -> str | None:
-    """Return the checkpoint id that a client has sent; None if it has sent none."""
     if value is None or (isinstance(value, str) and value.isprintable()):
         return value
     raise InvalidInput(f"A checkpoint_id is a text, as get_state returns it, not {repr(value)[:100]}.")

@@ -134,14 +134,11 @@ def _is_empty(value: Any) -> bool:
 
 
 def rebuild_message(stored: dict[str, Any]) -> BaseMessage:
-    """Rebuild a message from its stored form.
-
-    Validation is skipped because it would change the message: it fills `tool_calls` again from `additional_kwargs`.
-    """
     return rebuild_messages([stored])[0]
 
 
 def rebuild_messages(stored: Sequence[dict[str, Any]]) -> list[BaseMessage]:
+    # Validation is skipped because it would change a message: it fills `tool_calls` again from `additional_kwargs`.
     kinds = [MESSAGE_TYPES[form["type"]] for form in stored]
     data = [form["data"] for form in stored]
     if all(map(has_exact_fields, kinds, data)):
@@ -186,7 +183,6 @@ def assemble_model(
 
 
 def has_exact_fields(kind: type[BaseMessage], data: dict[str, Any]) -> bool:
-    """Return whether a dict has exactly the fields of a message class."""
     return data.keys() == _FIELDS[kind]
 
 
@@ -206,5 +202,4 @@ def type_names(data: bytes) -> set[tuple[str, str]]:
 
 
 def run_leaf(items: list[bytes], is_orjson_readable: bool) -> Leaf:
-    """Create one leaf from several list items, each encoded as JSON."""
     return leaf(RUN if is_orjson_readable else RUN_PY, b"[%b]" % b",".join(items))

@@ -236,7 +236,6 @@ class Explorer:
                 yield from self._depth_first(trial.end_id, trial.choices)
 
     def is_leaf(self, trial: ExploredTurn) -> bool:
-        """Return whether a turn is one of the last step."""
         return len(trial.choices) == len(self.variants)
 
     # -- the world

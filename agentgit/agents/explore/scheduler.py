@@ -132,7 +132,6 @@ def _run_together(explorer: Explorer, in_flight: int, submit: Submit, is_cancell
 
 
 def _submit_to_workers(explorer: Explorer, executor: Executor | None, factory: Any) -> Submit:
-    """Return the function that sends a turn to a process of an executor."""
     settings = explorer.settings
     if executor is not None and not callable(factory):
         raise InvalidInput(

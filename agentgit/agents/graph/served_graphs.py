@@ -83,6 +83,5 @@ class ServedGraphs:
 
 
 def _are_alike(declarations: Iterable[Declaration]) -> bool:
-    """Return whether all that declare an effect declare the same."""
     declared = [one for one in declarations if one.effect is not None]
     return all(one.key == declared[0].key and one.is_like(declared[0]) for one in declared)

@@ -260,7 +260,6 @@ class Threads(ThreadSessions):
         return thread.rollbacks.set_current_branch(previous_id, source_id=branch.id)
 
     def _is_waiting(self, branch: StoredRow) -> bool:
-        """Return whether a question of a branch waits for its answer."""
         graphs = self.context.store.graphs
 
         def read(transaction: Reading) -> bool:
@@ -300,7 +299,6 @@ def _no_checkpoint(thread_id: str, checkpoint_id: str) -> NotFound:
 
 
 def _place(configurable: Mapping[str, Any], *, is_answered: bool) -> GraphPlace | None:
-    """Return the place that a config names; None if it names none."""
     ns, id = configurable.get("checkpoint_ns"), require_checkpoint_id(configurable.get("checkpoint_id"))
     if not ns:
         return GraphPlace(id, is_answered=is_answered) if id else None

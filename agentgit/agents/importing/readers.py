@@ -145,7 +145,6 @@ class Source:
             return [_entry(one) for one in self._list({"configurable": {"thread_id": thread}})]
 
     def newest(self, thread: str) -> CheckpointTuple | None:
-        """Read the newest graph checkpoint of a thread; None if there is no such thread."""
         with reading(f"Thread {thread!r}"):
             return self._get({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
 
@@ -210,7 +209,6 @@ class AsyncSource(Source):
 
 
 def source_of(saver: BaseCheckpointSaver[Any]) -> Source:
-    """Return the source that can read a saver, sync or async."""
     is_async = isinstance(getattr(saver, "loop", None), asyncio.AbstractEventLoop)
     return AsyncSource(saver) if is_async or _is_async_only(saver) else Source(saver)
 

@@ -136,7 +136,6 @@ class ThreadImport:
         return ThreadReport(thread_id=self.thread_id, session_name=self.session_name, status=status, hidden=hidden)
 
     def _is_up_to_date(self, earlier: EarlierImport, newest_id: str, newest: CheckpointTuple) -> bool:
-        """Return whether there is nothing new to import."""
         if earlier.newest_id == newest_id:
             graph_key = GraphKey(earlier.branch_thread_id, "", newest_id)
             with self.store.database.reading() as transaction:

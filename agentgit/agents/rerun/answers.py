@@ -133,7 +133,6 @@ class Answers:
 
     @property
     def matched_count(self) -> int:
-        """The number of calls that the record has, too."""
         return sum(call.is_matched for call in self.calls)
 
     def has_more_of_step(self) -> bool:
@@ -157,7 +156,6 @@ class Answers:
             self.stopped = self.stopped or error
 
     def require_running(self) -> None:
-        """Check that the rerun has not stopped."""
         if self.stopped is not None:
             raise self.stopped.with_traceback(None)  # else it grows with each refused call
 

@@ -125,7 +125,6 @@ class Recording:
         return self._store.graphs.find(transaction, GraphKey(owner.thread_id, "", checkpoint_id))
 
     def messages(self) -> Iterator[BaseMessage]:
-        """Yield the messages in the state at the end."""
         for value in map(without_added, self.state.values()):
             if isinstance(value, list):
                 yield from (item for item in value if isinstance(item, BaseMessage))

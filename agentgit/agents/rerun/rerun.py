@@ -248,7 +248,6 @@ class Rerun:
                 return
 
     def _input(self, turn: TurnRecord) -> Any:
-        """Return what a turn begins with."""
         value = self._recording.input(turn)
         if next(named_messages(value), None) is not None:
             value = with_ids_of(value, self._recording.state_before(turn), self._runner.get_state().values)
@@ -301,11 +300,9 @@ class Rerun:
         return self._step() - self._first_step - (turn.kind == INPUT) < len(turn.times)
 
     def _step(self) -> int:
-        """Return LangGraph's number of the newest step of the rerun."""
         return int((self._runner.get_state().metadata or {}).get("step", FIRST_STEP - 1))
 
     def _answers_for(self, state: StateSnapshot) -> dict[str, Any]:
-        """Return the answers to the questions that wait, by the ids of the questions."""
         answers: dict[str, Any] = {}
         for task in state.tasks:
             for asked in task.interrupts:

@@ -67,7 +67,6 @@ class SessionReruns:
         self._submit = self._submitter(executor) if executor is not None else None
 
     def _submitter(self, executor: Executor) -> Callable[[Any], Future[SessionRerun]]:
-        """Return the function that sends a session to the executor."""
         context, plan = self._context, self.plan
         if isinstance(executor, ThreadPoolExecutor):
             return lambda ref: submit_to(executor, copy_context().run, rerun_session, context, plan, ref, self._wrapped)
@@ -131,7 +130,6 @@ def _row_of(future: Future[SessionRerun], ref: Any) -> SessionRerun:
 
 
 def run_job(context: Context, _: StoreAddress, plan: RerunPlan, ref: Any) -> SessionRerun:
-    """Run one session again, in a process of an executor."""
     return rerun_session(context, plan, ref)
 
 

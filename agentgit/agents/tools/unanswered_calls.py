@@ -93,11 +93,7 @@ def _as_message(value: Any, id: str) -> ToolMessage:
 def read_unanswered(
     store: Store, transaction: Reading, branch: StoredRow, messages: Sequence[Mapping[str, Any]]
 ) -> list[UnansweredCall]:
-    """Return the calls of the last message of the model that have no result, each with its newest record.
-
-    Args:
-        messages: That message and those after it, in the form that users see.
-    """
+    """Return the calls of the last message of the model, which `messages` begins with, that have no result."""
     ids = unanswered_calls(messages)
     if not ids:  # at nearly every turn, so nothing is read
         return []

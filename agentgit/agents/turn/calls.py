@@ -364,7 +364,6 @@ class Calls:
         return call
 
     def enclosing_call(self, run_id: UUID | None) -> Call | None:
-        """Return the call whose tool contains a run; None if there is none."""
         found = (self.by_run.get(run.id) for run in self.scopes.ancestors(run_id))
         return next((call for call in found if call is not None and call.is_open), None)
 
@@ -497,7 +496,6 @@ class Calls:
             unit_of_work.flush()
 
     def end_spans(self) -> None:
-        """End the spans of calls whose end was never reported."""
         for call in [*self.by_run.values()]:
             call.span.fail(UNKNOWN)
             call.span.end()

@@ -100,7 +100,6 @@ class TaskAnswers:
             return number
 
     def _new_answer_number(self, call: str, scratchpad: PregelScratchpad) -> int | None:
-        """Return the number of the new answer if it is for this call; None if there is no answer for it."""
         number = self._new_number
         if not self._is_recorded:  # the questions predate the record, so LangGraph's numbers apply
             number = scratchpad.interrupt_counter()
@@ -317,7 +316,6 @@ class Interrupts:
 
 
 def _recording(counter: Callable[[], int], numbers: list[int]) -> Callable[[], int]:
-    """Return a counter that records the numbers it gives."""
 
     def next_number() -> int:
         numbers.append(number := counter())

@@ -55,7 +55,6 @@ class Requests:
             return self._batches.get(message)
 
     def position(self, tool_call_id: str | None, run_id: UUID) -> tuple[int, int]:
-        """Return the batch of a call and its index there."""
         with self._lock:
             message, index = self._positions.get(tool_call_id or "", (str(run_id), 0))
             if message not in self._batches:

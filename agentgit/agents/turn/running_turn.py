@@ -47,7 +47,6 @@ class RunningTurn:
     """The number of the last checkpoint of the branch; None if it must be read."""
 
     def authorize_call(self, transaction: Writing, effect: Kind) -> None:
-        """Authorize a call in the transaction that records its intent."""
         if effect.is_exclusive and self.unit_of_work.world_seq is None:
             store = self.context.store
             last_seq = store.world.last_seq(transaction, self.branch.external_session_id)
