@@ -57,7 +57,6 @@ from agentgit.store.database import Database
 from agentgit.store.objects.blobs import compact
 from agentgit.store.objects.content import Body, read_values
 from agentgit.store.objects.packing import Compression
-from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.schema import schema
 from agentgit.store.sql.encryption import load_keyring
 from agentgit.store.sql.transaction import Reading
@@ -133,11 +132,19 @@ class SQLModelSaver(AsyncSaverMethods):
     ) -> None:
         super().__init__(serde=serde or StrictSerializer())
         add_types(*types)
-        self.exclude_metadata, compression_name = excluded_names(exclude_metadata), Compression(compression).name
-        database = conn if isinstance(conn, Database) else open_database(conn)
-        self._shared = _SharedState(database, graphs, compression_name)
-        self._shared.owns_database = database is not conn
+        self.exclude_metadata, self._compression = excluded_names(exclude_metadata), Compression(compression).name
+        self.database = conn if isinstance(conn, Database) else open_database(conn)
+        self._owns_database = self.database is not conn
+        if graphs is not None:
+            self.store = graphs
         self.sessions = sessions
+        self.turn: RecordedTurn | None = None
+        """The turn that takes part in saves and reads; None outside of turns."""
+        self.channels: Channels = {}
+        """The channels of the running graph, which contain the reducers of its DeltaChannels.
+
+        LangGraph does not pass them to a saver. If nobody sets them, writes of messages are treated as a conversation.
+        """
         self._codec: Codec = make_codec(self.serde)
 
     @classmethod
@@ -177,7 +184,7 @@ class SQLModelSaver(AsyncSaverMethods):
         saver = cls(
             database, serde=serde, compression=compression, exclude_metadata=excluded, sessions=sessions, types=types
         )
-        saver._shared.owns_database = True
+        saver._owns_database = True
         if saver.database.is_sqlite:
             saver.setup()
         return saver
@@ -211,45 +218,6 @@ class SQLModelSaver(AsyncSaverMethods):
                 return count_unread_threads(transaction)
         except NotAllowed:  # the tables of LangGraph's savers belong to somebody else
             return 0
-
-    @property
-    def database(self) -> Database:
-        """The database of the saver."""
-        return self._shared.database
-
-    @property
-    def store(self) -> GraphStore:
-        """The graph checkpoints of this saver."""
-        shared = self._shared
-        if shared.store is None:
-            schema.prepare(self.database)
-            unlock(self.database)
-            shared.store = GraphStore(shared.compression)
-        return shared.store
-
-    @property
-    def turn(self) -> RecordedTurn | None:
-        """The turn that takes part in saves and reads; None outside of turns.
-
-        It is shared with the copies of the saver that LangGraph makes when it compiles a graph.
-        """
-        return self._shared.turn
-
-    @turn.setter
-    def turn(self, turn: RecordedTurn | None) -> None:
-        self._shared.turn = turn
-
-    @property
-    def channels(self) -> Channels:
-        """The channels of the running graph, which contain the reducers of its DeltaChannels.
-
-        LangGraph does not pass them to a saver. If nobody sets them, writes of messages are treated as a conversation.
-        """
-        return self._shared.channels
-
-    @channels.setter
-    def channels(self, channels: Channels) -> None:
-        self._shared.channels = channels
 
     @property
     def codec(self) -> Codec:
@@ -562,7 +530,7 @@ class SQLModelSaver(AsyncSaverMethods):
 
     def close(self) -> None:
         """Close the database if this saver opened it."""
-        if self._shared.owns_database:
+        if self._owns_database:
             self.database.close()
 
     def __enter__(self) -> Self:
@@ -576,17 +544,6 @@ class SQLModelSaver(AsyncSaverMethods):
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
-
-
-class _SharedState:
-    """The state that all copies of a saver share; LangGraph copies a saver when a graph is compiled."""
-
-    def __init__(self, database: Database, store: GraphStore | None, compression: str) -> None:
-        self.database = database
-        self.store, self.compression = store, compression
-        self.turn: RecordedTurn | None = None
-        self.channels: Channels = {}
-        self.owns_database = False
 
 
 def _asked(writes: Sequence[tuple[str, Any]], rows: Sequence[tuple[int, str, Body]]) -> list[tuple[int, str, Body]]:
