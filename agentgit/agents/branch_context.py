@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from langchain_core.messages import BaseMessage
 from langgraph.cache.base import BaseCache
@@ -95,18 +95,15 @@ class Interval:
 Graph = Pregel[Any, Any, Any, Any]
 
 
-class Simulation(Protocol):
+class Simulation(NamedTuple):
     """The stand-in for the world in the turns of a rerun."""
 
-    def create_interceptor(self, turn: Any) -> Any:
-        """Create the `CallInterceptor` of a turn, which answers its calls."""
-
-    @property
-    def cache(self) -> BaseCache[Any]:
-        """The cache of nodes and tasks, in place of those of the graph."""
-
-    def wrap_channel(self, channel: Any) -> Any:
-        """Return a channel of the graph as the rerun uses it."""
+    create_interceptor: Callable[[Any], Any]
+    """Creates the `CallInterceptor` of a turn, which answers its calls."""
+    wrap_channel: Callable[[Any], Any]
+    """Returns a channel of the graph as the rerun uses it."""
+    cache: BaseCache[Any]
+    """The cache of nodes and tasks, in place of those of the graph."""
 
 
 @dataclass(frozen=True, kw_only=True)

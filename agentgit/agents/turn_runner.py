@@ -158,7 +158,7 @@ class TurnRunner(DescribedGraph):
         )
         cache = cache_of(graph)
         if cache is not None:
-            cache = HarmlessCache(simulation.cache if simulation is not None else cache, self._current_turn)
+            cache = HarmlessCache(simulation.cache if simulation is not None else cache, lambda: self._turn)
         # LangGraph passes it on to every graph that a node or a tool runs, which then ignores a cache of its own.
         self._cache_config = {CONFIG_KEY_CACHE: cache}
 
@@ -179,9 +179,6 @@ class TurnRunner(DescribedGraph):
         if recorder is not None and recorder.turn.context is self._branch and not recorder.turn.is_completed:
             return recorder.calls
         return self._turn.calls if self._turn is not None else None
-
-    def _current_turn(self) -> Turn | None:
-        return self._turn
 
     # -- configs and options
 

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from langgraph.cache.base import BaseCache
-from langgraph.cache.memory import InMemoryCache
-
 from agentgit.agents.rerun.answers import Answers
-from agentgit.agents.rerun.recording import RecordedIds
 from agentgit.agents.turn.call_interceptor import CallInterceptor
 from agentgit.agents.turn.calls import Call
 from agentgit.agents.turn.running_turn import RunningTurn
@@ -16,21 +12,6 @@ from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import SIMULATED
 from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.errors import PromptChanged, RerunDiverged
-
-
-class RerunSimulation:
-    """The stand-in for the world in the turns of a rerun."""
-
-    def __init__(self, answers: Answers, ids: RecordedIds) -> None:
-        self._answers, self._ids = answers, ids
-        self.cache: BaseCache[Any] = InMemoryCache()
-        """The cache of nodes and tasks, which is empty at first."""
-
-    def create_interceptor(self, turn: RunningTurn) -> CallInterceptor:
-        return RerunInterceptor(turn, self._answers)
-
-    def wrap_channel(self, channel: Any) -> Any:
-        return self._ids.wrap_channel(channel)
 
 
 class RerunInterceptor(CallInterceptor):

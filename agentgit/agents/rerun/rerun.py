@@ -7,18 +7,20 @@ import time
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
+from langgraph.cache.memory import InMemoryCache
 from langgraph.pregel import Pregel
 from langgraph.types import Command, StateSnapshot
 
-from agentgit.agents.branch_context import BranchContext, Graph, TurnSettings
+from agentgit.agents.branch_context import BranchContext, Graph, Simulation, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.memory import is_wrappable, plain_store
 from agentgit.agents.rerun.answers import STOP, TELL, Answers, OnMiss
-from agentgit.agents.rerun.interceptor import RerunSimulation
+from agentgit.agents.rerun.interceptor import RerunInterceptor
 from agentgit.agents.rerun.isolated_memory import IsolatedStore, memory_before
 from agentgit.agents.rerun.recording import (
     Question,
@@ -130,7 +132,9 @@ class Rerun:
         _require_answerable(self.graph, settings, self._answers.acting)
         self.settings = settings
         """The settings of turns of the graph whose tools run."""
-        simulation = RerunSimulation(self._answers, RecordedIds(self._recording.messages()))
+        create_interceptor = partial(RerunInterceptor, answers=self._answers)
+        ids = RecordedIds(self._recording.messages())
+        simulation = Simulation(create_interceptor, ids.wrap_channel, InMemoryCache())
         self._settings = replace(settings, workspace=None, simulation=simulation)
         self._questions = list(self._recording.questions)
         self._unanswered: list[Any] = []
