@@ -116,10 +116,8 @@ def is_last_message(turn_input: TurnInput, state: Any) -> bool:
 
 
 def with_note(turn_input: TurnInput, note: str) -> TurnInput | None:
-    """Insert a note about the world before the user's messages; return None if the input has no messages.
-
-    The note is a user message, because not every provider accepts a system message inside a conversation.
-    """
+    """Insert a note about the world before the user's messages; return None if the input has no messages."""
+    # Not every provider accepts a system message inside a conversation.
     return _with_before(turn_input, [HumanMessage(note, name=NOTE_NAME)]) if turn_input.is_new else None
 
 

@@ -126,10 +126,7 @@ class RecordedStore(BaseStore):
         return self._detached(await self._arecord(own_ops, lambda: self.agentgit_store.abatch(own_ops)))
 
     def _detached(self, value: T) -> T:
-        """Copy what goes to or comes from an `InMemoryStore`, which shares its objects with its callers.
-
-        Otherwise a caller that changes a value that it has read, and then puts it, would change the value before.
-        """
+        """Copy what goes to or comes from an `InMemoryStore`, so that no caller changes the value before."""
         if not isinstance(self.agentgit_store, InMemoryStore):
             return value
         try:
@@ -189,10 +186,7 @@ class RecordedStore(BaseStore):
 
     @asynccontextmanager
     async def _holding(self, items: Sequence[ItemName]) -> AsyncIterator[list[asyncio.Future[Any]]]:
-        """Hold the locks of items until the block and the executions that it adds to the list have ended.
-
-        An execution goes on after the block was cancelled.
-        """
+        """Hold the locks of items until the block and the executions that it adds to the list have ended."""
         executions: list[asyncio.Future[Any]] = []
         keys = await self._locks.acquire(self._lock_names(items)) if items else frozenset[int]()
         try:
@@ -263,10 +257,8 @@ _names: WeakKeyDictionary[BaseStore, str] = WeakKeyDictionary()
 
 
 def name_of(store: BaseStore) -> str:
-    """Return the name of a store that belongs to this process; empty for any other, such as a database.
-
-    A subclass of `InMemoryStore` may keep its items for the next process, as that of `langgraph dev` does.
-    """
+    """Return the name of a store that belongs to this process; empty for any other, such as a database."""
+    # A subclass may keep its items for the next process, as that of `langgraph dev` does.
     return _names.setdefault(store, uuid4().hex) if type(store) is InMemoryStore else ""
 
 

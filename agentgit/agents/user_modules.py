@@ -38,13 +38,7 @@ from agentgit.values import FAILURES, describe_error
 
 
 def register_modules(registry: Registry, paths: Sequence[str]) -> None:
-    """Register the tools and effects that modules declare, and their store, for the calls of every session.
-
-    Effects come from decorators and from mappings of tool names to effects. Tools are LangChain tools, lists of them,
-    decorated functions, and the tools of graphs. If there is one store, also that of a graph, it is the long-term
-    memory of the sessions. A module that is still being executed, like the program itself, is
-    inspected when one of its declarations is first needed; it is never executed a second time.
-    """
+    """Register what modules declare for every session; one that is still being executed, when it is first needed."""
     running_paths = [path for path in paths if _is_running(_require_module(path))]
     _register_paths(registry, [path for path in paths if path not in running_paths])
     if running_paths:

@@ -135,11 +135,7 @@ class Codec:
 
 
 class SealedCodec(Codec):
-    """Encodes all values with the user's serializer, for example an encrypting one.
-
-    Such a serializer may write equal values differently each time. So that the items of a list keep their hashes, the
-    codec remembers in memory which value became which leaf, by the hash of the value's plain form.
-    """
+    """Encodes values with the user's serializer, and remembers their leaves, so that equal items keep their hashes."""
 
     def __init__(self, serde: SerializerProtocol) -> None:
         super().__init__(serde)
@@ -254,11 +250,7 @@ class _CachedMessage(NamedTuple):
 
 
 class MessageCache:
-    """A cache that maps messages to leaves, and leaves to messages.
-
-    A message is looked up by its id, or by its text if it has no id, and then compared with the entry in full, because
-    it may have been edited in place. A message that is not plain JSON is encoded every time.
-    """
+    """Maps messages to leaves and back, by id or text; messages are edited in place, so all of an entry is compared."""
 
     def __init__(self, encode: Callable[[BaseMessage], Leaf]) -> None:
         self._encode = encode

@@ -148,11 +148,7 @@ def rebuild_messages(stored: Sequence[dict[str, Any]]) -> list[BaseMessage]:
 
 
 def assemble_messages(kinds: Sequence[type[BaseMessage]], fields: Sequence[dict[str, Any]]) -> list[BaseMessage]:
-    """Create messages from dicts of exactly their fields; each message keeps its dict.
-
-    This does what pydantic's `__setstate__` does, but without a Python call for each message, because a long
-    conversation has thousands.
-    """
+    """Create messages from dicts of exactly their fields, as pydantic does, without a Python call for each."""
     messages = list(map(_new_message, kinds))
     # The messages of a class share one set of assigned fields. It has all fields, so pydantic never adds to it.
     fields_set = {kind: set(_FIELDS[kind]) for kind in set(kinds)}

@@ -241,10 +241,7 @@ class Explorer:
     # -- the world
 
     def _check_world(self, start_row: StoredRow, acting_tools: list[str]) -> bool:
-        """Return whether the world must be brought to the state of each branch before its turn.
-
-        If no tool changes the world, differences in the world are ignored, except for memory, which any node can write.
-        """
+        """Return whether the world must be brought to the state of each branch before its turn."""
         with self.store.database.reading() as transaction:
             own_positions = self._end_positions(transaction)
             planner, branch_id, label = self.branch.planner, self.branch.branch_id, start_row.branch_name

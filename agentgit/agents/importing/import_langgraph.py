@@ -95,10 +95,7 @@ class PlainThreadImport:
         )
 
     def _stage(self, entries: Sequence[ThreadEntry], existing: Keys) -> None:
-        """Copy what is missing here to the staging thread, except what an interrupted import has copied.
-
-        A graph checkpoint that is already copied can have got writes since then, from a run that continued it.
-        """
+        """Copy to the staging thread what neither the thread nor it has, and the writes that runs have added since."""
         with self.store.database.reading() as transaction:
             owner = self.graphs.owners.find(transaction, self.thread_id)
         self.graphs.owners.add(self.staging_thread, owner)  # so that nothing has to be copied when it is published
@@ -144,10 +141,7 @@ class PlainThreadImport:
 
 
 def _ends(entries: Sequence[ThreadEntry], known: Keys) -> list[ThreadEntry]:
-    """Return the known graph checkpoints that a run can have continued since they were copied.
-
-    These are the ones without a successor, and those from which one of the other entries goes on.
-    """
+    """Return the known graph checkpoints without a known successor, or with a new one: runs may have added writes."""
     known_parents = {(ns, parent) for (ns, _), parent in known.items()}
     new_parents = {(entry.ns, entry.parent) for entry in entries if entry[:2] not in known}
     return [

@@ -164,11 +164,7 @@ class Source:
 
 
 class AsyncSource(Source):
-    """The threads of a saver that has only async methods, or that belongs to an event loop.
-
-    If its loop runs in another thread, the saver is called on that loop. Otherwise it is called on a new loop in a
-    thread of this object, because the caller's loop is blocked during the import.
-    """
+    """The threads of an async saver, called on its loop if that runs in another thread, else on a loop of its own."""
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
         super().__init__(saver)
@@ -256,10 +252,7 @@ def _is_id(value: Any) -> bool:
 
 
 class DatabaseSource(Source):
-    """The threads in a database of LangGraph's savers.
-
-    The ids of threads and graph checkpoints are read from columns, and their contents through the saver.
-    """
+    """The threads in a database of LangGraph's savers: ids from columns, contents through the saver."""
 
     def __init__(self, saver: Any, connection: Any, placeholder: str) -> None:
         super().__init__(saver)
@@ -325,10 +318,7 @@ def _open_sqlite(url: URL) -> DatabaseSource:
 
 
 def _open_read_only(path: Path) -> sqlite3.Connection:
-    """Open a file so that SQLite itself rejects writes.
-
-    In a folder that is not writable, a file in WAL mode that no program has open is opened as immutable.
-    """
+    """Open a file so that SQLite rejects writes; in WAL mode in a folder that is not writable, as immutable."""
     wal = path.with_name(path.name + "-wal")
     for mode in ("mode=ro", "mode=ro&immutable=1"):
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, check_same_thread=False)

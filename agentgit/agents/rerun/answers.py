@@ -242,10 +242,8 @@ class Answers:
             return None
 
     def _choose(self, unused: Iterable[ToolInvocation], request: Call) -> ToolInvocation | None:
-        """Return the first of some equal calls, or the one of its step that was made in the place of the request.
-
-        Calls that an answered tool made itself are left out, and those that another tool of the name has made.
-        """
+        """Return the first of some equal calls, or the one of its step that was made in the place of the request."""
+        # Calls that an answered tool made itself are left out, and those that another tool of the name has made.
         intent, is_of_tool = request.intent, self._settings.effects.is_of_tool
         ordered = (
             call
@@ -403,10 +401,7 @@ def _readdressed(message: ToolMessage, call_id: str | None) -> ToolMessage:
 
 
 def _has_content(value: Any, message: ToolMessage) -> bool:
-    """Return whether LangChain makes the content of a message from a value.
-
-    If not, the tool returned an object that the record has only as JSON.
-    """
+    """Return whether LangChain makes the content of a message from a value, and not from an object that JSON lost."""
     content = value[0] if isinstance(value, list) and len(value) == 2 and message.artifact is not None else value
     if isinstance(content, str):
         is_repr = content.startswith("<") and content.endswith(">")  # of an object that the record does not have

@@ -231,10 +231,7 @@ def has_outcome(call: ToolInvocation) -> bool:
 
 
 class RecordedIds:
-    """The ids of recorded messages, for messages with the same content that a rerun makes.
-
-    LangGraph gives a random id to a message that has none, so the state of an unchanged rerun would differ.
-    """
+    """The ids of recorded messages, for equal ones that a rerun makes, to which LangGraph gives random ids."""
 
     def __init__(self, messages: Iterable[BaseMessage]) -> None:
         self._ids: dict[bytes, list[str]] = defaultdict(list)

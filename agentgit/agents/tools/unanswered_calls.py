@@ -160,10 +160,7 @@ def warn_of_abandoned(
     owner: str,
     calls: Sequence[UnansweredCall],
 ) -> None:
-    """Warn that a new message follows a turn whose process died.
-
-    A filter that makes the warning an error ends the transaction, and the turn can still be continued.
-    """
+    """Warn that a new message follows a turn whose process died; as an error, the warning ends the transaction."""
     ids = {call.requested["id"] for call in calls}
     recorded = store.journal.invocations(transaction, [*store.journal.calls_of_turn(transaction, branch.id, owner)])
     # A call that no message requested is answered when its node ends, which the conversation does not show.

@@ -231,10 +231,7 @@ class Interrupts:
     # -- graphs
 
     def _next_graph_number(self, call: LocatedCall, scratchpad: PregelScratchpad) -> int:
-        """Return the number of a graph that begins: the one from an earlier attempt, or else the next free one.
-
-        LangGraph's counter also numbers the graphs that a node's own code runs.
-        """
+        """Return the number of a graph that begins: the one from an earlier attempt, or else the next free one."""
         caller, place = self._scopes.beginning_graph()
         with self._lock:
             number = scratchpad.subgraph_counter()

@@ -62,10 +62,8 @@ class Requests:
             return self._batches[message], index
 
     def name(self, tool_call_id: str | None, run_id: UUID | None, task: str) -> str | None:
-        """Return a name for the request of a call, if the task that makes the call received its AI message.
-
-        It has the number of answers that the call id already has, because some models reuse ids.
-        """
+        """Return a name for the request of a call, if the task that makes the call received its AI message."""
+        # Some models reuse ids, so the name has the number of answers that the id already has.
         for run in self._scopes.ancestors(run_id):
             messages = _messages_in(run.inputs) if run.task == task else []
             message = _newest_message(messages)

@@ -181,11 +181,7 @@ class Scopes:
         return caller.call, self._graph_place(run, caller)
 
     def _graph_place(self, graph: ReportedRun, caller: ReportedRun) -> str:
-        """Return the place of a graph among those that a task or tool runs.
-
-        Graphs that its code calls one after the other are known by their order. The order of those that it runs at the
-        same time may change, so they are known by name, tags and input, and only equal ones by their order.
-        """
+        """Return the place of a graph in a task or tool: its order, or beside others its name, tags and input."""
         with self._lock:
             if graph.id not in caller.graphs:
                 is_parallel = graph.line != caller.line
