@@ -17,6 +17,7 @@ from agentgit.agents.tools.unanswered_calls import insert_answers
 from agentgit.errors import AnswerRequired, InvalidInput
 from agentgit.langgraph_internals import messages_delta_reducer
 from agentgit.next_steps import Next
+from agentgit.rollback.request import require_one_of
 from agentgit.store.threads.graph_rows import INTERRUPT
 
 MESSAGES = "messages"
@@ -59,8 +60,7 @@ class UserMessage(dict[str, Any]):
 
 def user_message(text: str, on_question: OnQuestion) -> dict[str, Any]:
     """Return the input of a turn that sends a message, with the choice of `run(on_question=...)`."""
-    if on_question not in ("raise", "drop"):
-        raise InvalidInput(f"on_question must be 'raise' or 'drop', not {on_question!r}.")
+    require_one_of("on_question", on_question, ("raise", "drop"))
     value = {MESSAGES: [HumanMessage(text)]}
     return UserMessage(value) if on_question == "raise" else value
 

@@ -13,13 +13,13 @@ from sqlalchemy import select
 from agentgit.agents.graph import confirmation
 from agentgit.agents.graph.served_graphs import HostRun, ServedGraphs
 from agentgit.async_api import awaiting
-from agentgit.errors import Conflict, InvalidInput, NotFound, RollbackIncomplete, WorkspaceChanged
+from agentgit.errors import Conflict, NotFound, RollbackIncomplete, WorkspaceChanged
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import Rollbacks
 from agentgit.handles.session import Session
 from agentgit.handles.templates import SessionFactory
-from agentgit.rollback.request import RollbackOptions
+from agentgit.rollback.request import RollbackOptions, require_one_of
 from agentgit.saver.branch_saver import SessionThreads, ThreadReader
 from agentgit.sessions.session import RUNNING
 from agentgit.store.queries.graph_points import BranchHead, GraphPlace, GraphPoint, find_graph_point, find_thread_head
@@ -95,8 +95,6 @@ POLL_INTERVAL = 0.05
 
 CANCEL = RollbackOptions(tools="reversible", on_error="continue")
 """The rollback of a run that is cancelled: nobody can be asked for consent."""
-
-PRUNE_STRATEGIES = ("keep_latest", "delete")
 
 
 class HostSaver(ThreadReader):
@@ -177,8 +175,7 @@ class HostSaver(ThreadReader):
         Raises:
             InvalidInput: The strategy is not valid.
         """
-        if strategy not in PRUNE_STRATEGIES:
-            raise InvalidInput(f"strategy must be 'keep_latest' or 'delete', not {strategy!r}.")
+        require_one_of("strategy", strategy, ("keep_latest", "delete"))
         for thread_id in thread_ids:
             session_id = self._sessions.find(str(thread_id))
             if strategy == "delete":

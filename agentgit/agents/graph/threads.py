@@ -28,7 +28,7 @@ from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import Rollbacks
 from agentgit.handles.templates import LONGEST_NAME, require_name
 from agentgit.next_steps import Next
-from agentgit.rollback.request import RollbackOptions
+from agentgit.rollback.request import RollbackOptions, require_one_of
 from agentgit.saver.config import address, require_checkpoint_id
 from agentgit.store.queries.graph_points import BranchHead, GraphPlace, GraphPoint
 from agentgit.store.records.sessions import StoredRow
@@ -39,15 +39,12 @@ from agentgit.values import as_object
 Confirm = Literal["interrupt", "raise", "never"]
 """What a run does before it reverses an effect that a compensating action only makes good."""
 
-MODES = ("interrupt", "raise", "never")
-
 
 class Threads(ThreadSessions):
     """The threads of a served graph."""
 
     def __init__(self, context: Context, wrapped: PreparedGraph, confirm: Confirm) -> None:
-        if confirm not in MODES:
-            raise InvalidInput(f"confirm must be 'interrupt', 'raise' or 'never', not {confirm!r}.")
+        require_one_of("confirm", confirm, ("interrupt", "raise", "never"))
         super().__init__(context)
         self.wrapped, self.confirm = wrapped, confirm
         self.graphs = ServedGraphs.of(context.registry)

@@ -15,6 +15,7 @@ from agentgit.agents.importing.readers import Source, ThreadEntry, open_database
 from agentgit.agents.importing.thread import BATCH, OnStep, ThreadImport, load_parents
 from agentgit.errors import AgentGitError, Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import Context
+from agentgit.rollback.request import require_one_of
 from agentgit.sessions.reports import EXTENDED, FAILED, IMPORTED, UNCHANGED, ImportReport, Progress, ThreadReport
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.transaction import Writing
@@ -164,8 +165,7 @@ def import_langgraph(
     as_threads: bool,
     on_error: str,
 ) -> ImportReport:
-    if on_error not in ("stop", "continue"):
-        raise InvalidInput(f"on_error must be 'stop' or 'continue', not {on_error!r}.")
+    require_one_of("on_error", on_error, ("stop", "continue"))
     if isinstance(threads, str):
         raise InvalidInput(f"threads must be a list of thread ids; write [{threads!r}].")
     if as_threads and session_prefix:
