@@ -530,7 +530,7 @@ def test_the_end_of_a_branch_that_broke_off_and_was_left_can_be_the_start_of_a_r
 
 
 def test_an_unknown_choice_is_refused(repo, graph):
-    with pytest.raises(agentgit.errors.InvalidInput, match="answer, undo, raise"):
+    with pytest.raises(agentgit.errors.InvalidInput, match="'answer', 'undo' or 'raise'"):
         repo.wrap(graph, "s", on_unanswered="ignore")
 
 
