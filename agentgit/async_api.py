@@ -105,6 +105,19 @@ def async_twin(
     return twin
 
 
+def twin_of(
+    method: Callable[Concatenate[Owner, P], T],
+) -> Callable[[Callable[..., Coroutine[Any, Any, T]]], Callable[Concatenate[Owner, P], Coroutine[Any, Any, T]]]:
+    """Return a decorator that gives a coroutine function the signature of the method whose async twin it is."""
+
+    def sign(twin: Callable[..., Coroutine[Any, Any, T]]) -> Callable[Concatenate[Owner, P], Coroutine[Any, Any, T]]:
+        functools.update_wrapper(twin, method)
+        _name_twin(twin, method.__name__)
+        return twin
+
+    return sign
+
+
 def async_iterator_twin(
     method: Callable[Concatenate[Owner, P], Iterator[T]],
 ) -> Callable[Concatenate[Owner, P], AsyncIterator[T]]:

@@ -21,11 +21,10 @@ from agentgit.agents.explore.scheduler import Factory, arun_exploration, run_exp
 from agentgit.agents.rerun.answers import OnMiss
 from agentgit.agents.rerun.rerun import Rerun, RerunOptions
 from agentgit.agents.tools.checkpoint_tools import checkpoint_tools
-from agentgit.async_api import async_twin
+from agentgit.async_api import async_twin, twin_of
 from agentgit.auth.principal import EDITOR
 from agentgit.checkpoints import Checkpoint, references
 from agentgit.checkpoints.merge import MergePlan, Resolve
-from agentgit.checkpoints.queries import Tag
 from agentgit.effects import Effect, RollbackPlan
 from agentgit.effects.files import FileChanges
 from agentgit.effects.kinds import UNDECLARED
@@ -51,12 +50,6 @@ class RollbackAgent(BranchReader):
     It runs like the graph, with the branch's thread id filled in. An agent never changes its branch: `rollback`,
     `undo`, `redo`, `fork` and `switch` return a new agent on another branch. Operations that need no graph are on
     its `session`.
-
-    Args:
-        context: The store and the principal.
-        graph: The user's graph; it is not modified.
-        settings: The settings that apply to every turn.
-        branch: The id of the branch, or the branch with its head as they were just read.
 
     Example:
         >>> import agentgit
@@ -128,21 +121,6 @@ class RollbackAgent(BranchReader):
         label = named_label(self._branch.settings.user_id, name, description, data, metadata)
         snapshot = self._branch.take_snapshot(f"checkpoint {name}" if name else "checkpoint") if files else None
         return self._branching.save(self.branch_id, label, snapshot)
-
-    def tag(self, ref: CheckpointRef, name: str, *, description: str | None = None) -> Tag:
-        """Tag a checkpoint with a name that is unique in the session, as `Session.tag`.
-
-        A tagged checkpoint cannot be deleted.
-
-        Args:
-            ref: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`.
-            name: The name of the tag.
-            description: A sentence about it.
-
-        Raises:
-            InvalidInput, Conflict, NotFound, Ambiguous: As `Session.tag`.
-        """
-        return self.session.tag(ref, name, branch=self.branch_id, description=description)
 
     def rollback(
         self,
@@ -387,12 +365,10 @@ class RollbackAgent(BranchReader):
             new_agent.invoke(value)
         return new_agent
 
-    async def aedit(
-        self, message_id: str, text: str, *, name: str | None = None, force: bool = False, plan: ConfirmedPlan = None
-    ) -> RollbackAgent:
-        """Roll back to the point before a user's message, and run a turn with another text, as `edit`."""
+    @twin_of(edit)
+    async def aedit(self, message_id: str, text: str, **options: Any) -> RollbackAgent:
         value = await asyncio.to_thread(self._edited_input, message_id, text)
-        new_agent = await self.arollback(f"{references.MESSAGE_PREFIX}{message_id}", name=name, force=force, plan=plan)
+        new_agent = await self.arollback(f"{references.MESSAGE_PREFIX}{message_id}", **options)
         with _note_on_error(new_agent):
             await new_agent.ainvoke(value)
         return new_agent
@@ -533,41 +509,34 @@ class RollbackAgent(BranchReader):
               explore/1  1 call  Ordered 1 chair for 40 euros (chair-1).
               explore/2  1 call  Ordered 1 sofa for 300 euros (sofa-1).
         """
-        elsewhere = executor is not None or factory is not None
-        explorer = self._explorer(
-            steps, choices, score=score, name=name, config=config, parallel=parallel, elsewhere=elsewhere
-        )
+        options = {"score": score, "name": name, "config": config}
+        explorer = self._explorer(steps, choices, parallel, executor, factory, **options)
         run_exploration(explorer, parallel, executor, factory)
         return self.exploration(explorer.name)
 
+    @twin_of(explore)
     async def aexplore(
         self,
         steps: Steps,
         choices: Choices = 2,
         *,
-        score: Score | None = None,
         parallel: bool | int = False,
         executor: Executor | None = None,
         factory: Factory | None = None,
-        name: str | None = None,
-        config: RunnableConfig | None = None,
+        **options: Any,
     ) -> Exploration:
-        """Run the same steps in several variants, as `explore`; async undo functions and scores run on this loop."""
         await self._await_previous_turn()
-        elsewhere = executor is not None or factory is not None
-        explorer = self._explorer(
-            steps, choices, score=score, name=name, config=config, parallel=parallel, elsewhere=elsewhere
-        )
+        explorer = self._explorer(steps, choices, parallel, executor, factory, **options)
         await arun_exploration(explorer, parallel, executor, factory)
         return await self.aexploration(explorer.name)
 
     def _explorer(
-        self, steps: Steps, choices: Choices, parallel: bool | int, elsewhere: bool, **options: Any
+        self, steps: Steps, choices: Choices, parallel: bool | int, executor: Any, factory: Any, **options: Any
     ) -> Explorer:
         if self._turn is not None:
             raise Conflict("This agent is running. Explore when its turn has ended.")
-        variants, together = plan_variants(steps, choices), bool(parallel) or elsewhere
-        create_runner = partial(type(self), self._branch.context, self.graph)
+        variants, elsewhere = plan_variants(steps, choices), executor is not None or factory is not None
+        create_runner, together = partial(type(self), self._branch.context, self.graph), bool(parallel) or elsewhere
         return Explorer(self._branch, create_runner, variants, together=together, elsewhere=elsewhere, **options)
 
     def promote(
@@ -646,34 +615,31 @@ class RollbackAgent(BranchReader):
             >>> agent.rerun().report.match_rate
             1.0
         """
-        options = RerunOptions(
-            tools=tools, on_miss=on_miss, effects=effects, config=config, context=context, max_calls=max_calls
+        rerun = self._prepare_rerun(
+            graph,
+            start=start,
+            end=end,
+            name=name,
+            tools=tools,
+            on_miss=on_miss,
+            effects=effects,
+            config=config,
+            context=context,
+            max_calls=max_calls,
         )
-        rerun = Rerun(self._branch, graph, options, start=start, end=end, name=name)
         rerun.run()
         return RollbackAgent(self._branch.context, rerun.graph, rerun.settings, rerun.branch_id)
 
-    async def arerun(
-        self,
-        graph: Graph | None = None,
-        *,
-        start: CheckpointRef | None = None,
-        end: CheckpointRef | None = None,
-        tools: Any = "record",
-        on_miss: OnMiss = "tell",
-        name: str | None = None,
-        effects: Mapping[str, Effect | str] | None = None,
-        config: RunnableConfig | None = None,
-        context: Any = None,
-        max_calls: int | None = None,
-    ) -> RollbackAgent:
-        """Run the recorded inputs of this branch again, as `rerun`."""
-        options = RerunOptions(
-            tools=tools, on_miss=on_miss, effects=effects, config=config, context=context, max_calls=max_calls
-        )
-        rerun = await asyncio.to_thread(Rerun, self._branch, graph, options, start=start, end=end, name=name)
+    @twin_of(rerun)
+    async def arerun(self, *args: Any, **options: Any) -> RollbackAgent:
+        rerun = await asyncio.to_thread(self._prepare_rerun, *args, **options)
         await rerun.arun()
         return RollbackAgent(self._branch.context, rerun.graph, rerun.settings, rerun.branch_id)
+
+    def _prepare_rerun(
+        self, graph: Graph | None = None, *, start: Any = None, end: Any = None, name: str | None = None, **options: Any
+    ) -> Rerun:
+        return Rerun(self._branch, graph, RerunOptions(**options), start=start, end=end, name=name)
 
     def checkpoint_tools(self) -> list[BaseTool]:
         """Return the tools with which an agent manages its own history.
@@ -684,7 +650,6 @@ class RollbackAgent(BranchReader):
 
     aat = async_twin(at)
     acheckpoint = async_twin(checkpoint, prepare=BranchRunner._await_previous_turn)
-    atag = async_twin(tag)
     arollback = async_twin(rollback, prepare=BranchRunner._aleave_stream)
     aundo = async_twin(undo, prepare=BranchRunner._aleave_stream)
     aredo = async_twin(redo, prepare=BranchRunner._await_previous_turn)

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from typing import Any, Literal, NamedTuple, Self
 
 from langchain_core.messages import BaseMessage
 from langgraph.cache.base import BaseCache
@@ -95,18 +95,15 @@ class Interval:
 Graph = Pregel[Any, Any, Any, Any]
 
 
-class Simulation(Protocol):
+class Simulation(NamedTuple):
     """The stand-in for the world in the turns of a rerun."""
 
-    def create_interceptor(self, turn: Any) -> Any:
-        """Create the `CallInterceptor` of a turn, which answers its calls."""
-
-    @property
-    def cache(self) -> BaseCache[Any]:
-        """The cache of nodes and tasks, in place of those of the graph."""
-
-    def wrap_channel(self, channel: Any) -> Any:
-        """Return a channel of the graph as the rerun uses it."""
+    create_interceptor: Callable[[Any], Any]
+    """Creates the `CallInterceptor` of a turn, which answers its calls."""
+    wrap_channel: Callable[[Any], Any]
+    """Returns a channel of the graph as the rerun uses it."""
+    cache: BaseCache[Any]
+    """The cache of nodes and tasks, in place of those of the graph."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,7 +112,6 @@ class TurnSettings:
 
     user_id: int
     effects: GraphTools
-    unrecorded_tools: frozenset[str]
     checkpoint_interval: Interval
     fence_mode: str
     unowned_calls: str = "report"
@@ -125,7 +121,6 @@ class TurnSettings:
 
     @property
     def idle_status(self) -> str:
-        """The status of a branch on which these turns can begin."""
         return OPEN if self.simulation is None else SIMULATED
 
 
@@ -210,15 +205,12 @@ class BranchContext:
             yield transaction
 
     def row(self, transaction: Reading) -> StoredRow:
-        """Read the row of the branch."""
         return self.store.sessions.branch(transaction, self.branch_id)
 
     def session(self, transaction: Reading) -> ExternalSession:
-        """Read the session."""
         return self.context.lookup.session(transaction, self.session_id)
 
     def checkpoint(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
-        """Read the row of a checkpoint of the session."""
         return self.context.lookup.checkpoint(transaction, self.row(transaction), checkpoint_id)
 
     def target(self, transaction: Reading, ref: CheckpointRef) -> tuple[StoredRow, str]:
@@ -276,7 +268,6 @@ class BranchContext:
             )
 
     def _asking_nodes(self, transaction: Reading, step: GraphCheckpoint) -> set[str]:
-        """Return the names of the nodes of one graph that wait for an answer."""
         writes = [one for one in self.store.graphs.writes(transaction, step.key) if one.channel == INTERRUPT]
         asking = {one.task_path.removeprefix(_NODE_PATH) for one in writes if one.task_path.startswith(_NODE_PATH)}
         if len(asking) < len(writes) and (key := step.values.get(TASKS)) is not None:

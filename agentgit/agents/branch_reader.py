@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from datetime import datetime
 from typing import Any
 
 from langchain_core.messages import BaseMessage
@@ -13,20 +12,16 @@ from agentgit.agents.merge import Merger
 from agentgit.async_api import async_twin
 from agentgit.checkpoints import Checkpoint
 from agentgit.checkpoints.checkpoint import Checkpoints
-from agentgit.checkpoints.comparison import Comparison
 from agentgit.checkpoints.diff import Diff
-from agentgit.checkpoints.queries import Hits
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.effects.invocation import ToolTrack
-from agentgit.errors import Conflict, NotFound
+from agentgit.errors import Conflict
 from agentgit.handles.context import BranchRef, Context
-from agentgit.handles.log import Log
 from agentgit.handles.rollbacks import Rollbacks
 from agentgit.handles.session import Session
 from agentgit.rollback.request import FilesOption, RollbackOptions
 from agentgit.sessions import InternalSession, Tree
 from agentgit.sessions.messages import History, from_stored
-from agentgit.sessions.reports import OnProgress
 from agentgit.sessions.rerun import RerunReport
 from agentgit.sessions.session import RERUN
 from agentgit.sessions.tree import Exploration
@@ -36,14 +31,7 @@ from agentgit.store.queries.lookup import CheckpointRef
 
 
 class BranchReader(BranchRunner):
-    """A graph on one branch, with the operations that only read. `RollbackAgent` adds those that write.
-
-    Args:
-        context: The store and the principal.
-        graph: The user's graph; it is not modified.
-        settings: The settings that apply to every turn.
-        branch: The id of the branch, or the branch with its head as they were just read.
-    """
+    """A graph on one branch, with the operations that only read. `RollbackAgent` adds those that write."""
 
     def __init__(self, context: Context, graph: Graph, settings: TurnSettings, branch: int | BranchHead) -> None:
         super().__init__(context, graph, settings, branch)
@@ -144,71 +132,6 @@ class BranchReader(BranchRunner):
         """
         return self.session.get_checkpoint(ref, branch=self.branch_id)
 
-    def log(
-        self,
-        *,
-        which: str = "path",
-        name: str | None = None,
-        since: datetime | None = None,
-        until: datetime | None = None,
-        tag: str | None = None,
-        author: str | None = None,
-        auto: bool | None = None,
-        with_calls: bool | None = None,
-    ) -> Log:
-        """List checkpoints by page, newest first, as `Session.log` for this branch.
-
-        Args:
-            which: `path` (from the head of the branch to the root of the session), `branch` (only checkpoints created
-                on the branch) or `all` (checkpoints of all branches of the session).
-            name: Only checkpoints to which a person gave exactly this name.
-            since: Only checkpoints created at this time or later; must have a time zone.
-            until: Only checkpoints created at this time or earlier; must have a time zone.
-            tag: Only the checkpoint with this tag.
-            author: Only checkpoints created by this user.
-            auto: True for automatic checkpoints only, False for those that someone requested.
-            with_calls: True for checkpoints with tool calls on the path to them only, False for those without.
-
-        Raises:
-            InvalidInput, NotFound: As `Session.log`.
-        """
-        return self.session.log(
-            branch=self.branch_id,
-            which=which,
-            name=name,
-            since=since,
-            until=until,
-            tag=tag,
-            author=author,
-            auto=auto,
-            with_calls=with_calls,
-        )
-
-    def search(
-        self,
-        text: str,
-        *,
-        all_branches: bool = False,
-        limit: int = 20,
-        after: str | None = None,
-        progress: OnProgress | None = None,
-    ) -> Hits:
-        """Search the messages, tool calls and named checkpoints of the branch, as `Session.search`.
-
-        Args:
-            text: The words to look for.
-            all_branches: True to search all branches of the session.
-            limit: The maximum number of results.
-            after: The `next` of the page before; None for the first page.
-            progress: Called with the number of checkpoints indexed so far and the total, if some are not indexed yet.
-
-        Raises:
-            InvalidInput, Corrupt: As `Session.search`.
-        """
-        return self.session.search(
-            text, branch=self.branch_id, all_branches=all_branches, limit=limit, after=after, progress=progress
-        )
-
     def plan_rollback(
         self,
         to: CheckpointRef,
@@ -275,20 +198,6 @@ class BranchReader(BranchRunner):
         """
         return self.session.diff(self.get_checkpoint(a), self.get_checkpoint(b))
 
-    def compare(self, other: CheckpointRef) -> Comparison:
-        """Compare this branch with another one: what each did since they diverged, and how they differ now.
-
-        Args:
-            other: A branch, or any reference that `rollback` accepts.
-
-        Raises:
-            NotFound: `other` names nothing, or this branch has no checkpoint yet.
-        """
-        head = self.head
-        if head is None:
-            raise NotFound("This branch has no checkpoint yet. Run a turn or create one first.")
-        return self.session.compare(head, other)
-
     def _require_idle(self) -> None:
         if self._turn is not None:
             raise Conflict("This agent is running. Try again when its turn has ended.")
@@ -312,12 +221,9 @@ class BranchReader(BranchRunner):
     atree = async_twin(tree)
     acheckpoints = async_twin(checkpoints)
     aget_checkpoint = async_twin(get_checkpoint)
-    alog = async_twin(log)
-    asearch = async_twin(search)
     aplan_rollback = async_twin(plan_rollback)
     aplan_undo = async_twin(plan_undo)
     aplan_redo = async_twin(plan_redo)
     aplan_switch = async_twin(plan_switch)
     adiff = async_twin(diff)
-    acompare = async_twin(compare)
     aexploration = async_twin(exploration)

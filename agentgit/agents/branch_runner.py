@@ -86,14 +86,7 @@ class _EndOnFailure(StreamTransformer):
 
 
 class BranchRunner(TurnRunner):
-    """A compiled graph on one branch, as a LangChain Runnable.
-
-    Args:
-        context: The store and the principal.
-        graph: The user's graph; it is not modified.
-        settings: The settings that apply to every turn.
-        branch: The id of the branch, or the branch with its head as they were just read.
-    """
+    """A compiled graph on one branch, as a LangChain Runnable."""
 
     def with_config(self, config: RunnableConfig | None = None, **kwargs: Any) -> Self:
         """Return an agent on the same branch whose turns begin with a config, as the graph's `with_config`.

@@ -12,11 +12,7 @@ from agentgit.langgraph_internals import PregelNode
 
 
 class DescribedGraph(Runnable[Any, Any]):
-    """The attributes and methods of a compiled graph that describe it. Each returns what the graph returns.
-
-    Args:
-        graph: The user's graph; it is not modified.
-    """
+    """The attributes and methods of a compiled graph that describe it. Each returns what the graph returns."""
 
     def __init__(self, graph: Graph) -> None:
         self.graph = graph

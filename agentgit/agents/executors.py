@@ -1,18 +1,16 @@
 """Work in the processes of an executor, of Python, Dask or others: how it is sent, and what it finds there.
 
-A job is pickled, so it names everything: the database by its URL, functions by their modules. A process opens each
-database once. A job may run more than once, because an executor may repeat the jobs of a process that died.
+A job is pickled, so it names everything: the database by its URL, functions by their modules. It opens the database for
+itself, which takes 8 ms. A job may run more than once, because an executor may repeat the jobs of a process that died.
 """
 
 from __future__ import annotations
 
-import atexit
 import os
 import pickle
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor, Future
-from contextlib import contextmanager, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
 from pkgutil import resolve_name
 from typing import Any
@@ -45,7 +43,6 @@ class StoreAddress:
 
     @classmethod
     def of(cls, context: Context) -> StoreAddress:
-        """Return the address of the database of a context."""
         store = context.store
         database = store.database
         if database.in_memory:
@@ -59,7 +56,6 @@ class StoreAddress:
         )
 
     def open(self) -> Store:
-        """Open the database."""
         database = Database(
             self.url, pool_size=CONNECTIONS, lease_seconds=self.lease_seconds, keyring=load_keyring(None)
         )
@@ -80,7 +76,6 @@ class Job:
     """A call of a function in another process: `function(context, address, *args)`."""
 
     address: StoreAddress
-    coordinator: int
     defaults: Mapping[str, Effect] = field(repr=False)
     function: str
     args: tuple[Any, ...] = field(repr=False)
@@ -104,11 +99,10 @@ class Workers:
 
     def submit(self, function: str, *args: Any) -> Future[Any]:
         """Send a call of a function, named as `module:function`."""
-        return submit_to(self.executor, run, Job(self.address, os.getpid(), self._defaults, function, args))
+        return submit_to(self.executor, run, Job(self.address, self._defaults, function, args))
 
 
 def submit_to(executor: Executor, function: Callable[..., Any], *args: Any) -> Future[Any]:
-    """Send a call to an executor."""
     try:
         return executor.submit(function, *args)
     except Exception as error:
@@ -146,40 +140,10 @@ def require_picklable(value: Any, what: str) -> None:
 
 
 def run(job: Job) -> Any:
-    """Run a job."""
     function = resolve_name(job.function)  # by name, because it makes agents, which send jobs
-    with _opened(job) as context:
-        return function(context, job.address, *job.args)
-
-
-_stores: dict[tuple[StoreAddress, int], Store] = {}
-"""The databases that this process has opened, by address and process, because a fork copies the dictionary."""
-
-_stores_lock = threading.Lock()
-
-
-@contextmanager
-def _opened(job: Job) -> Iterator[Context]:
-    """Yield the database of a job, which stays open for the next jobs, except in the process that sent it."""
     try:
-        if job.coordinator == os.getpid():  # a thread of that process
-            store = job.address.open()
-        else:
-            with _stores_lock:
-                key = (job.address, os.getpid())
-                store = _stores.get(key) or _stores.setdefault(key, job.address.open())
+        store = job.address.open()
     except AgentGitError as error:
         raise Unavailable(f"A process of the executor cannot open the database. {describe_error(error)}") from None
-    try:
-        yield Context(store, job.address.principal, job.defaults)
-    finally:
-        if job.coordinator == os.getpid():
-            store.database.close()
-
-
-@atexit.register
-def _close() -> None:
-    for (_, process), store in _stores.items():
-        if process == os.getpid():
-            with suppress(AgentGitError):
-                store.database.close()
+    with closing(store.database):
+        return function(Context(store, job.address.principal, job.defaults), job.address, *job.args)

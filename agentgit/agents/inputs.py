@@ -17,6 +17,7 @@ from agentgit.agents.tools.unanswered_calls import insert_answers
 from agentgit.errors import AnswerRequired, InvalidInput
 from agentgit.langgraph_internals import messages_delta_reducer
 from agentgit.next_steps import Next
+from agentgit.rollback.request import require_one_of
 from agentgit.store.threads.graph_rows import INTERRUPT
 
 MESSAGES = "messages"
@@ -50,7 +51,6 @@ class TurnInput:
 
     @property
     def is_answer(self) -> bool:
-        """True if it answers a question that waits."""
         return isinstance(self.value, Command) and self.value.resume is not None
 
 
@@ -60,8 +60,7 @@ class UserMessage(dict[str, Any]):
 
 def user_message(text: str, on_question: OnQuestion) -> dict[str, Any]:
     """Return the input of a turn that sends a message, with the choice of `run(on_question=...)`."""
-    if on_question not in ("raise", "drop"):
-        raise InvalidInput(f"on_question must be 'raise' or 'drop', not {on_question!r}.")
+    require_one_of("on_question", on_question, ("raise", "drop"))
     value = {MESSAGES: [HumanMessage(text)]}
     return UserMessage(value) if on_question == "raise" else value
 
@@ -117,15 +116,12 @@ def is_last_message(turn_input: TurnInput, state: Any) -> bool:
 
 
 def with_note(turn_input: TurnInput, note: str) -> TurnInput | None:
-    """Insert a note about the world before the user's messages; return None if the input has no messages.
-
-    The note is a user message, because not every provider accepts a system message inside a conversation.
-    """
+    """Insert a note about the world before the user's messages; return None if the input has no messages."""
+    # Not every provider accepts a system message inside a conversation.
     return _with_before(turn_input, [HumanMessage(note, name=NOTE_NAME)]) if turn_input.is_new else None
 
 
 def answered_calls(turn_input: TurnInput) -> set[str | None]:
-    """Return the ids of the tool calls whose results are in an input."""
     messages = turn_input.value.get(turn_input.channel) if isinstance(turn_input.value, Mapping) else None
     items = messages if isinstance(messages, list) else [messages]
     return {
@@ -136,14 +132,8 @@ def answered_calls(turn_input: TurnInput) -> set[str | None]:
 def with_answers(
     turn_input: TurnInput, answers: Sequence[BaseMessage], conversation: Sequence[BaseMessage]
 ) -> TurnInput:
-    """Insert answers to open calls before the user's messages; an input that has no messages stays as it is.
-
-    Args:
-        turn_input: The input of a new turn.
-        answers: The results of the calls.
-        conversation: If there are messages after the calls already, the whole conversation, which replaces that of the
-            state: a provider takes results only directly after the calls.
-    """
+    """Insert answers to open calls before the user's messages; an input that has no messages stays as it is."""
+    # A provider takes results only directly after the calls, so a conversation that has more is replaced.
     if not (answers or conversation):
         return turn_input
     before: list[BaseMessage] = [*answers]
@@ -163,7 +153,6 @@ def _with_before(turn_input: TurnInput, before: Sequence[BaseMessage]) -> TurnIn
 
 
 def _adds_message_id(graph: Pregel[Any, Any, Any, Any], item: Any) -> bool:
-    """Return whether LangGraph gives an id to a message of the input."""
     channel = graph.channels.get(MESSAGES)
     if isinstance(channel, DeltaChannel):
         return channel.reducer is messages_delta_reducer or isinstance(item, BaseMessage | dict)
@@ -193,7 +182,6 @@ def answer_of(output: Any, open_questions: Callable[[], Sequence[Interrupt]]) ->
 
 
 def pair_configs(values: Sequence[Any], config: Any) -> list[tuple[Any, Any]]:
-    """Pair inputs with their configs, before any turn runs."""
     if not isinstance(config, list | tuple):
         return [(value, config) for value in values]
     if len(config) != len(values):

@@ -103,10 +103,7 @@ def _batch_run(node: ToolNode) -> Callable[..., Any]:
 
 
 def _waiting_batch_run(node: ToolNode) -> Callable[..., Awaitable[Any]]:
-    """Make a batch in which a call fails or asks the user wait for its other calls, as without asyncio.
-
-    Otherwise the turn would end while calls still run, and their outcomes would not be recorded.
-    """
+    """Make a batch in which a call fails or asks wait for its other calls, so that their outcomes are recorded."""
     _, run = tool_node_functions(node)
 
     def tracked(run_one: Callable[..., Any]) -> Callable[..., asyncio.Future[Any]]:

@@ -47,10 +47,7 @@ def detached() -> Iterator[None]:
 
 
 def detached_config(config: RunnableConfig | None) -> RunnableConfig:
-    """Remove from a config what identifies a position in a running graph.
-
-    With these keys, a graph that is called inside another one would run as its subgraph and keep its state there.
-    """
+    """Remove from a config what would make a graph run, and keep its state, as a subgraph of the one around it."""
     outer_config = var_child_runnable_config.get() or {}
     result: RunnableConfig = {**(config or {})}
     if result.get("callbacks") is None and outer_config.get("callbacks") is not None:

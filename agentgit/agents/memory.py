@@ -72,47 +72,37 @@ class RecordedStore(BaseStore):
 
     @property
     def supports_ttl(self) -> bool:  # type: ignore[override]
-        """True if items can expire."""
         return self.agentgit_store.supports_ttl
 
     @property
     def ttl_config(self) -> Any:  # type: ignore[override]
-        """The times to live of items."""
         return self.agentgit_store.ttl_config
 
     def get(self, *args: Any, **options: Any) -> Any:
-        """Read an item."""
         return self._detached(self.agentgit_store.get(*args, **options))
 
     def search(self, *args: Any, **options: Any) -> Any:
-        """Search for items."""
         return self._detached(self.agentgit_store.search(*args, **options))
 
     def list_namespaces(self, *args: Any, **options: Any) -> Any:
-        """List namespaces."""
         return self.agentgit_store.list_namespaces(*args, **options)
 
     async def aget(self, *args: Any, **options: Any) -> Any:
-        """Read an item."""
         return self._detached(await self.agentgit_store.aget(*args, **options))
 
     async def asearch(self, *args: Any, **options: Any) -> Any:
-        """Search for items."""
         return self._detached(await self.agentgit_store.asearch(*args, **options))
 
     async def alist_namespaces(self, *args: Any, **options: Any) -> Any:
-        """List namespaces."""
         return await self.agentgit_store.alist_namespaces(*args, **options)
 
     # -- writes
 
     def put(self, namespace: tuple[str, ...], key: str, value: Any, *args: Any, **options: Any) -> None:
-        """Put an item, and record it."""
         with self._recording([_put_op(namespace, key, value, *args, **options)]):
             self.agentgit_store.put(namespace, key, self._detached(value), *args, **options)
 
     def delete(self, namespace: tuple[str, ...], key: str) -> None:
-        """Delete an item, and record it."""
         with self._recording([PutOp(namespace, str(key), None)]):
             self.agentgit_store.delete(namespace, key)
 
@@ -123,12 +113,10 @@ class RecordedStore(BaseStore):
             return self._detached(self.agentgit_store.batch(own_ops))
 
     async def aput(self, namespace: tuple[str, ...], key: str, value: Any, *args: Any, **options: Any) -> None:
-        """Put an item, and record it."""
         op, own_value = _put_op(namespace, key, value, *args, **options), self._detached(value)
         await self._arecord([op], lambda: self.agentgit_store.aput(namespace, key, own_value, *args, **options))
 
     async def adelete(self, namespace: tuple[str, ...], key: str) -> None:
-        """Delete an item, and record it."""
         op = PutOp(namespace, str(key), None)
         await self._arecord([op], lambda: self.agentgit_store.adelete(namespace, key))
 
@@ -138,10 +126,7 @@ class RecordedStore(BaseStore):
         return self._detached(await self._arecord(own_ops, lambda: self.agentgit_store.abatch(own_ops)))
 
     def _detached(self, value: T) -> T:
-        """Copy what goes to or comes from an `InMemoryStore`, which shares its objects with its callers.
-
-        Otherwise a caller that changes a value that it has read, and then puts it, would change the value before.
-        """
+        """Copy what goes to or comes from an `InMemoryStore`, so that no caller changes the value before."""
         if not isinstance(self.agentgit_store, InMemoryStore):
             return value
         try:
@@ -201,10 +186,7 @@ class RecordedStore(BaseStore):
 
     @asynccontextmanager
     async def _holding(self, items: Sequence[ItemName]) -> AsyncIterator[list[asyncio.Future[Any]]]:
-        """Hold the locks of items until the block and the executions that it adds to the list have ended.
-
-        An execution goes on after the block was cancelled.
-        """
+        """Hold the locks of items until the block and the executions that it adds to the list have ended."""
         executions: list[asyncio.Future[Any]] = []
         keys = await self._locks.acquire(self._lock_names(items)) if items else frozenset[int]()
         try:
@@ -231,7 +213,6 @@ class StoreMemory:
 
     @property
     def name(self) -> str:
-        """The name of the store; see `name_of`."""
         return name_of(self.store)
 
     def read(self, item: ItemName) -> Any:
@@ -276,10 +257,8 @@ _names: WeakKeyDictionary[BaseStore, str] = WeakKeyDictionary()
 
 
 def name_of(store: BaseStore) -> str:
-    """Return the name of a store that belongs to this process; empty for any other, such as a database.
-
-    A subclass of `InMemoryStore` may keep its items for the next process, as that of `langgraph dev` does.
-    """
+    """Return the name of a store that belongs to this process; empty for any other, such as a database."""
+    # A subclass may keep its items for the next process, as that of `langgraph dev` does.
     return _names.setdefault(store, uuid4().hex) if type(store) is InMemoryStore else ""
 
 
@@ -337,7 +316,6 @@ def _begin(
     effects: Mapping[str, Effect],
     befores: Mapping[ItemName, Any],
 ) -> Writes:
-    """Open the calls of writes, and return them by item."""
     config: Mapping[str, Any] = var_child_runnable_config.get() or {}
     parent_run_id = getattr(config.get("callbacks"), "parent_run_id", None)
     begun: dict[ItemName, Call] = {}

@@ -10,12 +10,10 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from langgraph.channels import AnyValue, BinaryOperatorAggregate, DeltaChannel, LastValue
-from langgraph.checkpoint.base import CheckpointTuple
 from langgraph.types import Overwrite
 
 from agentgit.agents.branch_context import BranchContext
@@ -54,8 +52,8 @@ from agentgit.store.records.checkpoints import MERGE_KEY, Label, named_label
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback, require_real
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.store import HeadState, checkpoint_state
-from agentgit.store.threads.graph_rows import GraphKey, NewCheckpoint, NewWrites
+from agentgit.store.store import HeadState, Store, checkpoint_state
+from agentgit.store.threads.graph_rows import GraphKey, NewCheckpoint, NewRows, NewWrites
 from agentgit.store.threads.pending_writes import NO_WRITES
 
 WRITER = "agentgit"
@@ -63,9 +61,6 @@ WRITER = "agentgit"
 
 PICKED = "picked"
 """The key in the data of a checkpoint under which a cherry-pick records its source."""
-
-Step = NewCheckpoint | NewWrites
-"""Something that LangGraph saves."""
 
 REDUCED_CHANNELS = (BinaryOperatorAggregate, DeltaChannel)
 """Channels whose writes go through a reducer."""
@@ -88,7 +83,6 @@ class Merge:
     updates: dict[str, Any] = field(default_factory=dict)
 
     def compute(self) -> None:
-        """Decide about each value."""
         for key in self.theirs.hashes:
             decision = self._decide(key)
             if decision == KEEP:
@@ -204,38 +198,19 @@ class Merge:
         return kept
 
 
-class CollectedSteps:
-    """Takes what LangGraph saves during the write of a merge; the transaction of the merge stores it."""
+class _CollectingSaver(SessionSaver):
+    """Keeps what LangGraph saves during the write of a merge; the transaction of the merge stores it."""
 
-    writes_on_put = is_waiting = goes_on = False
-    owner = ""
+    def __init__(self, store: Store, *, is_imported: bool) -> None:
+        super().__init__(store)
+        self.steps: list[NewRows] = []
+        self._is_imported = is_imported
 
-    def __init__(self, *, is_imported: bool) -> None:
-        self.steps: list[Step] = []
-        self.is_imported = is_imported
+    def _put_now(self, new: NewCheckpoint) -> None:
+        self.steps.append(new.as_imported() if self._is_imported else new)
 
-    def put(self, new: NewCheckpoint) -> bool:
-        """Take over a graph checkpoint."""
-        self.steps.append(new.as_imported() if self.is_imported else new)
-        return True
-
-    def put_writes(self, new: NewWrites) -> bool:
-        """Take over the writes of a task."""
+    def _put_writes_now(self, new: NewWrites) -> None:
         self.steps.append(new)
-        return True
-
-    def saving(self, graph_key: GraphKey) -> AbstractContextManager[None]:
-        """Nothing waits for a save."""
-        return nullcontext()
-
-    def known_head(self, *_: Any, **__: Any) -> None:
-        """The graph reads what is stored, and nothing is written before the merge is."""
-
-    on_read = flush = known_head
-
-    def with_answers(self, found: CheckpointTuple, channel: str | None) -> CheckpointTuple:
-        """Return the state as it is: no graph runs."""
-        return found
 
 
 class Merger:
@@ -245,7 +220,6 @@ class Merger:
         self.branch, self.store = branch, branch.store
 
     def compute(self, source: CheckpointRef, resolve: Resolve, *, picks: bool = False) -> Merge:
-        """Return what a merge or a cherry-pick would add."""
         recover_all_abandoned(self.store, self.branch.session_id)
         with self.branch.reading() as transaction:
             our_row, head_state = self._position(transaction)
@@ -325,14 +299,13 @@ class Merger:
         self.branch.seen_checkpoint_id, self.branch.interrupted_heads = new_id, ()
         return checkpoint_id
 
-    def _write(self, merge: Merge) -> tuple[list[Step], str]:
+    def _write(self, merge: Merge) -> tuple[list[NewRows], str]:
         """Write the values through the channels; return what LangGraph would save, and the new id."""
         graph = self.branch.graph
         if keys := ", ".join(sorted(merge.updates.keys() & graph.trigger_to_nodes.keys())):
             raise InvalidInput(f"Nodes of this graph run when {keys} changes, so that it cannot be merged.")
-        saver = SessionSaver(self.store)
-        collected = CollectedSteps(is_imported=merge.ours.is_imported or merge.theirs.is_imported)
-        saver.channels, saver.turn = graph.channels, collected
+        saver = _CollectingSaver(self.store, is_imported=merge.ours.is_imported or merge.theirs.is_imported)
+        saver.channels = graph.channels
         entry = ChannelWriteTupleEntry(mapper=lambda values: list(values.items()))
         writer = PregelNode(channels=[], triggers=[], writers=[ChannelWrite([entry])])
         copy = graph.copy({"checkpointer": saver, "nodes": {**graph.nodes, WRITER: writer}})
@@ -341,10 +314,10 @@ class Merger:
             if copy.get_state(config).next:
                 raise Conflict("The branch is in the middle of a turn.", Next("continue"))
             written = copy.update_state(config, merge.updates, WRITER)
-        return collected.steps, str(written["configurable"]["checkpoint_id"])
+        return saver.steps, str(written["configurable"]["checkpoint_id"])
 
     def _publish(
-        self, transaction: Writing, graph_key: GraphKey | None, steps: Sequence[Step], new_id: str, label: Label
+        self, transaction: Writing, graph_key: GraphKey | None, steps: Sequence[NewRows], new_id: str, label: Label
     ) -> int:
         """Store the steps and the checkpoint, if the branch has not moved since the values were read."""
         self.branch.authorize(transaction)

@@ -72,13 +72,11 @@ class ModelCalls:
         """The hashes of the stored replies, by their ids."""
 
     def begin(self, run_id: UUID, messages: Sequence[BaseMessage], params: Any, *, is_in_tool: bool) -> None:
-        """Record that a model is called."""
         call = _ModelCall([*messages], sent_options(params or {}), is_in_tool)
         with self._lock:
             self._calls[run_id] = call
 
     def end(self, run_id: UUID, response: LLMResult) -> None:
-        """Record the reply of a model."""
         reply = _reply_of(response)
         with self._lock:
             call = self._calls.get(run_id)
@@ -86,7 +84,6 @@ class ModelCalls:
                 call.reply, call.ended_at = reply, datetime.now(UTC)
 
     def discard(self, run_id: UUID) -> None:
-        """Forget a call that raised."""
         with self._lock:
             self._calls.pop(run_id, None)
 
@@ -169,14 +166,12 @@ def _newest_messages(draft: Draft) -> list[Leaf]:
 
 
 def _find_message(leaves: Sequence[Leaf], message_id: str) -> Leaf | None:
-    """Find a message by its id."""
     marker = b'"id":"%b"' % message_id.encode(errors="replace")  # parsing all of them would take longer
     found = (item for item in leaves if marker in item.data)
     return next((item for item in found if READERS[item.type](item.data)["data"].get("id") == message_id), None)
 
 
 def _made_at(draft: Draft) -> datetime:
-    """Return the time at which a graph checkpoint was made."""
     try:
         made_at = datetime.fromisoformat(str(draft.header.get("ts")))
     except ValueError:

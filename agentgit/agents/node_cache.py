@@ -19,7 +19,6 @@ Pairs = Mapping[FullKey, tuple[Any, int | None]]
 
 
 def cache_of(graph: Pregel[Any, Any, Any, Any]) -> BaseCache[Any] | None:
-    """Return the cache of a graph, or else of one of its subgraphs; None if there is none."""
     inner = (subgraph for _, subgraph in graph.get_subgraphs(recurse=True))
     return next((one.cache for one in (graph, *inner) if isinstance(one, Pregel) and one.cache is not None), None)
 
@@ -36,11 +35,9 @@ class HarmlessCache(BaseCache[Any]):
         """For each missing entry, how many calls had acted in this turn when it was first requested."""
 
     def get(self, keys: Sequence[FullKey]) -> dict[FullKey, Any]:
-        """Return the entries that are stored."""
         return self._restore(keys, self.cache.get([_own(key) for key in keys]))
 
     async def aget(self, keys: Sequence[FullKey]) -> dict[FullKey, Any]:
-        """Return the entries that are stored."""
         return self._restore(keys, await self.cache.aget([_own(key) for key in keys]))
 
     def _restore(self, keys: Sequence[FullKey], found: Mapping[FullKey, Any]) -> dict[FullKey, Any]:
@@ -57,13 +54,11 @@ class HarmlessCache(BaseCache[Any]):
 
     @property
     def set(self) -> Callable[[Pairs], None]:
-        """A function that stores entries."""
         acted_count = self._count_acted()
         return lambda pairs: self.cache.set(self._harmless(pairs, acted_count))
 
     @property
     def aset(self) -> Callable[[Pairs], Coroutine[Any, Any, None]]:
-        """A function that stores entries."""
         acted_count = self._count_acted()
 
         async def store_entries(pairs: Pairs) -> None:
@@ -83,11 +78,9 @@ class HarmlessCache(BaseCache[Any]):
         return {_own(key): entry for key, entry in pairs.items() if self._acted_before.pop(key, None) == acted_count}
 
     def clear(self, namespaces: Sequence[Namespace] | None = None) -> None:
-        """Delete the entries of these namespaces, or all."""
         self.cache.clear(namespaces)
 
     async def aclear(self, namespaces: Sequence[Namespace] | None = None) -> None:
-        """Delete the entries of these namespaces, or all."""
         await self.cache.aclear(namespaces)
 
 

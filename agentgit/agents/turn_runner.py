@@ -158,7 +158,7 @@ class TurnRunner(DescribedGraph):
         )
         cache = cache_of(graph)
         if cache is not None:
-            cache = HarmlessCache(simulation.cache if simulation is not None else cache, self._current_turn)
+            cache = HarmlessCache(simulation.cache if simulation is not None else cache, lambda: self._turn)
         # LangGraph passes it on to every graph that a node or a tool runs, which then ignores a cache of its own.
         self._cache_config = {CONFIG_KEY_CACHE: cache}
 
@@ -171,17 +171,11 @@ class TurnRunner(DescribedGraph):
         return RecordedStore(plain_store(store), self._current_calls, locks, declared)
 
     def _current_calls(self) -> Calls | None:
-        """Return the calls of the turn that the caller's task belongs to, or else of the one that runs.
-
-        The thread of a cancelled turn goes on. That turn refuses its writes, as it refuses its calls.
-        """
+        """Return the calls of the turn of the caller's task, cancelled or not, or else of the one that runs."""
         recorder = find_recorder((var_child_runnable_config.get() or {}).get("callbacks"))
         if recorder is not None and recorder.turn.context is self._branch and not recorder.turn.is_completed:
             return recorder.calls
         return self._turn.calls if self._turn is not None else None
-
-    def _current_turn(self) -> Turn | None:
-        return self._turn
 
     # -- configs and options
 
@@ -201,11 +195,9 @@ class TurnRunner(DescribedGraph):
 
     @property
     def _conversation_id(self) -> str:
-        """The id of the conversation in traces."""
         return str(self._branch.session_id)
 
     def _start_span(self) -> TracedSpan:
-        """Start the tracing span of a turn."""
         return turn_span(
             self.graph.name,
             gen__ai_conversation_id=self._conversation_id,
@@ -365,10 +357,8 @@ class TurnRunner(DescribedGraph):
     def _turn_context(
         self, resources: ExitStack, value: Any, config: RunnableConfig | None, options: Options = NO_OPTIONS
     ) -> Iterator[tuple[Any, RunnableConfig]]:
-        """Hold the branch for one turn, and yield the input and the config to run the graph with.
-
-        The caller opens the resources around it, because Ctrl-C may come before this ends the turn.
-        """
+        """Hold the branch for one turn, and yield the input and the config to run the graph with."""
+        # The caller opens the resources, because Ctrl-C may come before this ends the turn.
         with self._start_span() as span:
             turn, run_config = self._begin(resources, value, config, span, options)
             is_completed = False
@@ -381,10 +371,8 @@ class TurnRunner(DescribedGraph):
     async def _aturn(
         self, stack: AsyncExitStack, value: Any, config: RunnableConfig | None, options: Options
     ) -> tuple[Any, RunnableConfig]:
-        """Hold the branch for one turn until the stack ends, without blocking the event loop, even if cancelled.
-
-        This is no generator, because a loop that ends closes all of them at once, those inside others too.
-        """
+        """Hold the branch for one turn until the stack ends, without blocking the event loop, even if cancelled."""
+        # No generator, because a loop that ends closes all of them at once, those inside others too.
         span = stack.enter_context(self._start_span())
         await self._await_previous_turn()
         LOOP.set(asyncio.get_running_loop())  # the async callbacks of this turn run on this loop
@@ -454,11 +442,8 @@ class TurnRunner(DescribedGraph):
         self._leave_stream()
 
     async def _await_previous_turn(self) -> None:
-        """Wait briefly for a turn of this agent that was cancelled, or whose stream was not read to its end.
-
-        Python closes an abandoned stream only in a later round of the loop, and the thread of a cancelled task keeps
-        running.
-        """
+        """Wait briefly for a turn of this agent that was cancelled, or whose stream was not read to its end."""
+        # Python closes an abandoned stream only in a later round of the loop.
         polls, deadline = 0, monotonic() + ENDING_TIMEOUT
         while self._turn is not None or self._is_beginning():
             is_progressing = self._is_ending or self._is_beginning()
@@ -481,15 +466,11 @@ class TurnRunner(DescribedGraph):
 
     @staticmethod
     def _durability(options: Options) -> str:
-        """Return LangGraph's durability for the options of a run."""
         return options.get("durability") or ("exit" if options.get("checkpoint_during") is False else "async")
 
     def _durable_options(self, options: Options, *, is_async: bool = False) -> Options:
-        """Return the options of a run, changed so that each step is saved before the next one can have an effect.
-
-        On an event loop LangGraph itself must wait for the save (`durability="sync"`), because a tool that is called
-        without `await` would block the loop. Elsewhere, and in a graph that "sync" would make fail, the call waits.
-        """
+        """Return the options of a run, changed so that each step is saved before the next one can have an effect."""
+        # On a loop LangGraph must wait, because a tool called without `await` blocks it; elsewhere the call waits.
         durability, effects = self._durability(options), self._branch.settings.effects
         if not effects.has_effects or (durability != "exit" and not is_async):
             return options

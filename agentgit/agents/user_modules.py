@@ -38,13 +38,7 @@ from agentgit.values import FAILURES, describe_error
 
 
 def register_modules(registry: Registry, paths: Sequence[str]) -> None:
-    """Register the tools and effects that modules declare, and their store, for the calls of every session.
-
-    Effects come from decorators and from mappings of tool names to effects. Tools are LangChain tools, lists of them,
-    decorated functions, and the tools of graphs. If there is one store, also that of a graph, it is the long-term
-    memory of the sessions. A module that is still being executed, like the program itself, is
-    inspected when one of its declarations is first needed; it is never executed a second time.
-    """
+    """Register what modules declare for every session; one that is still being executed, when it is first needed."""
     running_paths = [path for path in paths if _is_running(_require_module(path))]
     _register_paths(registry, [path for path in paths if path not in running_paths])
     if running_paths:
@@ -76,7 +70,6 @@ def _declare(tool: BaseTool, enclosing: str | None) -> ToolDeclaration:
 
 
 def graph_in(path: str) -> Any:
-    """Return a compiled graph of a module."""
     values = import_path(path)
     if ":" in path:
         value = values[0]
@@ -90,7 +83,6 @@ def graph_in(path: str) -> Any:
 
 
 def call_function(function: Callable[[], Any], path: str) -> Any:
-    """Call the function that a path names."""
     try:
         with suppress(ValueError):  # a function written in C may have no signature
             inspect.signature(function).bind()
@@ -100,7 +92,6 @@ def call_function(function: Callable[[], Any], path: str) -> Any:
 
 
 def value_in(path: str) -> Any:
-    """Return one object of a module."""
     if ":" not in path:
         raise InvalidInput(f"{path} names only a module. Write {path}:NAME")
     return import_path(path)[0]
@@ -128,7 +119,6 @@ def _import_module(path: str) -> ModuleType:
 
 
 def _require_module(path: str) -> str:
-    """Return the module of a path."""
     module, colon, name = path.partition(":")
     if not all(part.isidentifier() for part in (*module.split("."), *([name] if colon else ()))):
         raise InvalidInput(f"{path!r} is not a module path; write package.module or package.module:NAME.")
@@ -192,7 +182,6 @@ def _effects_in(value: Any) -> Iterator[tuple[str, Effect]]:
 
 
 def _tools_in(value: Any) -> Iterator[Any]:
-    """Yield the tools and graphs that a value is or contains."""
     if isinstance(value, (BaseTool, Pregel)):
         yield value
     elif isinstance(value, (list, tuple)):

@@ -28,6 +28,7 @@ from agentgit.effects.served_sessions import Declarations
 from agentgit.errors import InvalidInput
 from agentgit.handles.context import Context
 from agentgit.handles.templates import SessionFactory
+from agentgit.rollback.request import require_one_of
 from agentgit.rollback.workspace_adapter import attach_workspace
 from agentgit.saver.data_types import add_types
 from agentgit.store.queries.lookup import CheckpointRef
@@ -52,7 +53,6 @@ def wrap(
     replay: str,
     force: bool,
 ) -> RollbackAgent:
-    """Return an agent that runs a graph on a session; see `Repository.wrap`."""
     if thread_id is not None and template is not None:
         raise InvalidInput("A session starts from a thread or from a template, not from both; leave one of them out.")
     _require_replay(replay, template, force=force)
@@ -96,14 +96,9 @@ class PreparedGraph:
         if not isinstance(graph, Pregel):
             raise InvalidInput(f"{type(graph).__name__} is not a LangGraph graph; wrap what graph.compile() returns.")
         interval = Interval.read(auto_checkpoint)
-        if fence not in FENCE_MODES:
-            raise InvalidInput(
-                f"fence must be {', '.join(map(repr, FENCE_MODES[:-1]))} or {FENCE_MODES[-1]!r}, not {fence!r}."
-            )
-        if unowned_calls not in (REPORT, REFUSE):
-            raise InvalidInput(f"unowned_calls must be {REPORT!r} or {REFUSE!r}, not {unowned_calls!r}.")
-        if on_unanswered not in ON_UNANSWERED:
-            raise InvalidInput(f"on_unanswered must be one of {', '.join(ON_UNANSWERED)}, not {on_unanswered!r}.")
+        require_one_of("fence", fence, FENCE_MODES)
+        require_one_of("unowned_calls", unowned_calls, (REPORT, REFUSE))
+        require_one_of("on_unanswered", on_unanswered, ON_UNANSWERED)
         graph = graph if store is None else graph.copy({"store": _require_store(store)})
         _warn_of_unknown_store(graph.store)
         memory_effects = {name: context.effects[name] for name in MEMORY_TOOLS & context.effects.keys()}
@@ -126,7 +121,6 @@ class PreparedGraph:
         self.settings = TurnSettings(
             user_id=context.user.id,
             effects=tools,
-            unrecorded_tools=tools.own_names,
             checkpoint_interval=interval,
             fence_mode=fence,
             unowned_calls=unowned_calls,
@@ -170,8 +164,7 @@ def _warn_of_unknown_store(store: Any) -> None:
 
 
 def _require_replay(replay: str, template: CheckpointRef | None, *, force: bool) -> None:
-    if replay not in (RECORD, EXECUTE):
-        raise InvalidInput(f"replay must be 'record' or 'execute', not {replay!r}.")
+    require_one_of("replay", replay, (RECORD, EXECUTE))
     if replay == EXECUTE and template is None:
         raise InvalidInput(
             "replay='execute' makes the calls of a template again: give template='SESSION@CHECKPOINT' too. For "

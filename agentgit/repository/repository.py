@@ -9,7 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Self
 
-from agentgit.async_api import async_twin
+from agentgit.async_api import async_twin, twin_of
 from agentgit.auth import Principal, ShareLink, User
 from agentgit.auth.principal import EDITOR, WRITE
 from agentgit.checkpoints import Checkpoint
@@ -404,10 +404,13 @@ class Repository:
               b  done  matched 100%  passed
               a  done  matched 100%  passed
         """
-        plan = self._rerun_module.RerunPlan(
-            graph=graph,
+        reruns = self._prepare_rerun(
+            sessions,
+            graph,
+            executor=executor,
+            progress=progress,
             factory=factory,
-            name=name or "",
+            name=name,
             judge=judge,
             tools=tools,
             on_miss=on_miss,
@@ -417,46 +420,29 @@ class Repository:
             max_calls=max_calls,
             prices=prices,
         )
-        results: Reruns = self._rerun_module.SessionReruns(self._context, sessions, plan, executor, progress).run()
+        results: Reruns = reruns.run()
         return results
 
-    async def arerun(
-        self,
-        sessions: Iterable[SessionOrBranch] | SessionOrBranch,
-        graph: Any = None,
-        *,
-        judge: Judge | None = None,
-        executor: Executor | None = None,
-        factory: GraphFactory | None = None,
-        progress: OnProgress | None = None,
-        name: str | None = None,
-        tools: Any = "record",
-        on_miss: OnMiss = "tell",
-        effects: Mapping[str, Effect | str] | None = None,
-        config: Mapping[str, Any] | None = None,
-        context: Any = None,
-        max_calls: int | None = None,
-        prices: Prices | None = None,
-    ) -> Reruns:
-        """Run recorded sessions again in a graph, as `rerun`; async nodes, tools and judges run on this loop."""
-        plan = self._rerun_module.RerunPlan(
-            graph=graph,
-            factory=factory,
-            name=name or "",
-            judge=judge,
-            tools=tools,
-            on_miss=on_miss,
-            effects=effects,
-            config=config,
-            context=context,
-            max_calls=max_calls,
-            prices=prices,
-        )
-        reruns = await asyncio.to_thread(
-            self._rerun_module.SessionReruns, self._context, sessions, plan, executor, progress
-        )
+    @twin_of(rerun)
+    async def arerun(self, *args: Any, **options: Any) -> Reruns:
+        reruns = await asyncio.to_thread(self._prepare_rerun, *args, **options)
         results: Reruns = await reruns.arun()
         return results
+
+    def _prepare_rerun(
+        self,
+        sessions: Any,
+        graph: Any = None,
+        *,
+        executor: Executor | None = None,
+        progress: OnProgress | None = None,
+        factory: GraphFactory | None = None,
+        name: str | None = None,
+        **options: Any,
+    ) -> Any:
+        module = self._rerun_module
+        plan = module.RerunPlan(graph=graph, factory=factory, name=name or "", **options)
+        return module.SessionReruns(self._context, sessions, plan, executor, progress)
 
     def reruns(self, name: str) -> Reruns:
         """Return the results of reruns that `rerun` has run, so far, in the order in which they began.

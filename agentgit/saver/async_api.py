@@ -38,10 +38,7 @@ DONE = _Done()
 class AsyncSaverMethods(ThreadOperations):
     """The async half of LangGraph's `BaseCheckpointSaver`, implemented with the sync half."""
 
-    @property
-    def turn(self) -> RecordedTurn | None:
-        """The turn that takes part in saves and reads; None outside of turns."""
-        raise NotImplementedError
+    turn: RecordedTurn | None
 
     async def _flush_turn(self) -> None:
         """Write what waits in the turn, before something is read. Reading would do it too, but block the loop."""

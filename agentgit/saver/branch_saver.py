@@ -153,13 +153,11 @@ class ThreadReader(SessionSaver):
         metadata: CheckpointMetadata,
         new_versions: ChannelVersions,
     ) -> RunnableConfig:
-        """Refuse to write."""
         raise InvalidInput(READ_ONLY)
 
     def put_writes(
         self, config: RunnableConfig, writes: Sequence[tuple[str, Any]], task_id: str, task_path: str = ""
     ) -> None:
-        """Refuse to write."""
         raise InvalidInput(READ_ONLY)
 
 

@@ -56,7 +56,6 @@ class Codec:
         self._message_cache = MessageCache(self.encode_leaf)
 
     def encode(self, value: Any) -> Encoded:
-        """Encode a value as stored content."""
         value_type = type(value)
         if value_type is list:
             return Encoded(self._encode_part(value), len(value) if _are_all_messages(value) else None)
@@ -72,11 +71,9 @@ class Codec:
         return self._message_cache.leaves(value) if _are_all_messages(value) else list(self._encode_items(value))
 
     def encode_messages(self, messages: Sequence[BaseMessage]) -> list[Leaf]:
-        """Encode messages as the leaves that they have in a conversation."""
         return self._message_cache.leaves(messages)
 
     def encode_leaf(self, value: Any) -> Leaf:
-        """Encode one value as one leaf."""
         if not isinstance(value, BaseMessage):
             return plain_leaf(value) or leaf(*_dump_with_serde(self.serde, value))
         stored = stored_form(value)
@@ -110,7 +107,6 @@ class Codec:
             yield run_leaf(run, is_orjson_readable)
 
     def decode(self, body: Body) -> Any:
-        """Decode a value."""
         if isinstance(body, dict):
             return {name: self.decode(part) for name, part in body.items()}
         if isinstance(body, Leaf):
@@ -139,11 +135,7 @@ class Codec:
 
 
 class SealedCodec(Codec):
-    """Encodes all values with the user's serializer, for example an encrypting one.
-
-    Such a serializer may write equal values differently each time. So that the items of a list keep their hashes, the
-    codec remembers in memory which value became which leaf, by the hash of the value's plain form.
-    """
+    """Encodes values with the user's serializer, and remembers their leaves, so that equal items keep their hashes."""
 
     def __init__(self, serde: SerializerProtocol) -> None:
         super().__init__(serde)
@@ -154,17 +146,14 @@ class SealedCodec(Codec):
         return list(map(self.encode_leaf, value)) if type(value) is list else self.encode_leaf(value)
 
     def encode(self, value: Any) -> Encoded:
-        """Encode a value as stored content."""
         if type(value) is list and not any(isinstance(item, (list, dict, BaseMessage)) for item in value):
             return Encoded(self.encode_leaf(value))
         return super().encode(value)
 
     def encode_messages(self, messages: Sequence[BaseMessage]) -> list[Leaf]:
-        """Encode messages as the leaves that they have in a conversation."""
         return list(map(self.encode_leaf, messages))
 
     def encode_leaf(self, value: Any) -> Leaf:
-        """Encode one value as one leaf."""
         plain_hash = self._plain_hash(value)
         sealed = self._sealed_by_hash.get(plain_hash) if plain_hash is not None else None
         if sealed is None:
@@ -200,7 +189,6 @@ class SealedCodec(Codec):
 
 
 def make_codec(serde: SerializerProtocol) -> Codec:
-    """Return the codec for a serializer."""
     return Codec(serde) if type(serde) in (JsonPlusSerializer, StrictSerializer) else SealedCodec(serde)
 
 
@@ -252,7 +240,6 @@ class _CachedMessage(NamedTuple):
     def of(
         cls, leaf: Leaf, kind: type[BaseMessage], fields: dict[str, Any], dump: Callable[[], bytes]
     ) -> _CachedMessage:
-        """Create the entry for a message."""
         nested = {name: value for name, value in fields.items() if type(value) in (dict, list)}
         nested_json = trim(orjson.dumps(nested))
         # Comparing the fields is enough for strings and constants, but not for numbers: 1 equals True and 1.0.
@@ -263,11 +250,7 @@ class _CachedMessage(NamedTuple):
 
 
 class MessageCache:
-    """A cache that maps messages to leaves, and leaves to messages.
-
-    A message is looked up by its id, or by its text if it has no id, and then compared with the entry in full, because
-    it may have been edited in place. A message that is not plain JSON is encoded every time.
-    """
+    """Maps messages to leaves and back, by id or text; messages are edited in place, so all of an entry is compared."""
 
     def __init__(self, encode: Callable[[BaseMessage], Leaf]) -> None:
         self._encode = encode
@@ -275,7 +258,6 @@ class MessageCache:
         self._by_leaf: LRUCache[bytes, _CachedMessage] = LRUCache(MAX_CACHE_BYTES, _estimate_size)
 
     def leaves(self, messages: Sequence[BaseMessage]) -> list[Leaf]:
-        """Encode messages as leaves."""
         if not _MESSAGE_CLASSES.issuperset(map(type, messages)):
             return list(map(self._encode, messages))
         message_fields = list(map(_get_fields, messages))

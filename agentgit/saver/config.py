@@ -39,7 +39,6 @@ def address(config: RunnableConfig) -> tuple[str, str, str | None]:
 
 
 def require_checkpoint_id(value: object) -> str | None:
-    """Return the checkpoint id that a client has sent; None if it has sent none."""
     if value is None or (isinstance(value, str) and value.isprintable()):
         return value
     raise InvalidInput(f"A checkpoint_id is a text, as get_state returns it, not {repr(value)[:100]}.")
@@ -54,7 +53,6 @@ def scope(config: RunnableConfig | None) -> GraphScope:
 
 
 def config_of(graph_key: GraphKey) -> RunnableConfig:
-    """Return the config that names a checkpoint."""
     return {
         "configurable": {
             "thread_id": graph_key.thread,
@@ -85,11 +83,8 @@ def stored_metadata(
 
 
 def is_continuation(config: RunnableConfig, metadata: CheckpointMetadata) -> bool:
-    """Return whether a checkpoint comes from a run that continues the newest checkpoint of its thread.
-
-    LangGraph copies the thread and the checkpoint of the config that started a run into `metadata`. The result is False
-    if it did not, or if a checkpoint is copied on purpose.
-    """
+    """Return whether a checkpoint comes from a run that continues the newest checkpoint of its thread."""
+    # LangGraph copies the thread and the checkpoint of the config that started a run into its metadata.
     thread, ns, parent_id = address(config)
     run_metadata = config.get("metadata") or {}
     if ns or str(run_metadata.get("thread_id")) != thread or metadata.get("source") == "fork":
@@ -138,10 +133,7 @@ def make_draft(
     new_versions: ChannelVersions,
     parent_id: str | None,
 ) -> Draft:
-    """Encode a checkpoint: changed channels now, to keep the transaction short, and the others on demand.
-
-    Without the channels, the values of DeltaChannels are not computed.
-    """
+    """Encode a checkpoint: changed channels now, to keep the transaction short, and the others on demand."""
     values = dict(checkpoint["channel_values"])
     snapshot_channels = [name for name, value in values.items() if isinstance(value, DeltaSnapshot)]
     header: dict[str, Any] = {short: checkpoint[name] for name, short in HEADER_FIELDS.items() if name in checkpoint}  # type: ignore[literal-required]  # HEADER_FIELDS has keys of the TypedDict
@@ -176,10 +168,7 @@ def make_draft(
 
 
 def _not_plain(fields: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the fields that JSON would change, except the counters of DeltaChannels.
-
-    These are tuples, and LangGraph's serializer returns every tuple as a list, as JSON does.
-    """
+    """Return the fields that JSON would change, without the counters of DeltaChannels, read back as lists."""
     return {name: value for name, value in fields.items() if name != DELTA_COUNTERS and not is_plain(value)}
 
 

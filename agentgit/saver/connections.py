@@ -29,17 +29,12 @@ class DatabaseLocation(NamedTuple):
 
 
 def open_database(conn: Any) -> Database:
-    """Open the database that `locate` finds."""
     location = locate(conn)
     return Database(location.url, pool_size=location.pool_size, connect=location.connect, keyring=load_keyring(None))
 
 
 def locate(conn: Any) -> DatabaseLocation:
-    """Return the database of a path, a URL, libpq's parameters, a connection, a pool or an engine.
-
-    The saver does not use the given connection or pool: its transactions need connections in a state that others do not
-    expect. It opens its own ones, with the same parameters.
-    """
+    """Return the database of what was given; transactions of the saver need connections of their own."""
     if isinstance(conn, (str, Path, URL)):
         return DatabaseLocation(parse_url(conn))
     if isinstance(conn, Engine):

@@ -83,7 +83,6 @@ def is_data_type(kind: type) -> bool:
 
 
 def is_named_tuple(kind: type) -> bool:
-    """Return whether a type is a named tuple."""
     return issubclass(kind, tuple) and hasattr(kind, "_fields")
 
 

@@ -1,17 +1,14 @@
 """Reduction of the writes to a DeltaChannel: run its reducer as LangGraph does, and encode the value.
 
-Apart from copying pointers, both cost only as much as was written since the last known value. A part that the reducer
-takes over as the same object is not encoded again, so a reducer must not change the items of the old value in place.
+New messages are appended to the old ones, and a value of a dict that the reducer takes over as the same object is not
+encoded again, so a reducer must not change the items of the old value in place.
 """
 
 from __future__ import annotations
 
 import copy
-from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
-from operator import is_
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 from langchain_core.messages import BaseMessage, RemoveMessage
 from langgraph.channels.delta import DeltaChannel
@@ -23,7 +20,6 @@ from agentgit.saver.codec import Codec
 from agentgit.saver.leaf_codec import ALONE_BYTES
 from agentgit.store.objects.blobs import Leaf
 from agentgit.store.objects.content import Body, Encoded, Part
-from agentgit.store.objects.plain_values import READERS, RUNS
 from agentgit.store.threads.graph_rows import Fold, FoldedValue, ReadEarlier
 from agentgit.store.threads.lifecycle import DELTA_COUNTERS
 
@@ -36,15 +32,6 @@ _MESSAGES_CHANNEL: DeltaChannel[Any] = DeltaChannel(cast(Any, messages_delta_red
 
 LEAF_BYTES = 256
 """The approximate overhead of a leaf in memory, in bytes."""
-
-
-class DecodedValue(NamedTuple):
-    """A decoded value, from which the next value can be computed."""
-
-    value: Any
-    ends: Sequence[int] = ()
-    parts: Mapping[str, tuple[Part, int]] = {}
-    ids: set[str | None] | None = None
 
 
 def folds(codec: Codec, channels: Channels, checkpoint: Checkpoint, metadata: CheckpointMetadata) -> dict[str, Fold]:
@@ -72,13 +59,10 @@ def _make_fold(codec: Codec, graph_channel: Any) -> Fold:
             writes = [codec.decode(body) for body in (*earlier_bodies, *new_bodies)]
             if previous is None:
                 start = channel.typ() if seed is None else unwrap_snapshot(codec.decode(seed))
-            elif (
-                channel.reducer is messages_delta_reducer
-                and (appended := _append_messages(codec, previous, writes)) is not None
-            ):
-                return appended
+            elif channel.reducer is messages_delta_reducer and (one := _append_messages(codec, previous, writes)):
+                return one
             else:
-                start = copy.copy(previous.decoded.value)
+                start = copy.copy(previous.decoded)
             if channel is _MESSAGES_CHANNEL and not _are_messages(start if previous is None else [], writes):
                 return None
             updated_channel = channel.from_checkpoint(DeltaSnapshot(start))
@@ -91,22 +75,16 @@ def _make_fold(codec: Codec, graph_channel: Any) -> Fold:
 
 
 def _append_messages(codec: Codec, previous: FoldedValue, writes: Sequence[Any]) -> FoldedValue | None:
-    """Append messages without looking at the old ones; None if LangGraph's reducer might not treat them as new."""
-    value, ids = previous.decoded.value, previous.decoded.ids
-    messages = [message for write in writes for message in (write if isinstance(write, list) else [write])]
-    new_ids = {
-        one.id for one in messages if isinstance(one, BaseMessage) and one.id and not isinstance(one, RemoveMessage)
-    }
-    encoded = codec.encode(messages)
-    previous_body = previous.encoded.body
-    if not (isinstance(previous_body, list) and isinstance(encoded.body, list)) or encoded.messages is None:
+    """Append messages without encoding the old ones; None if LangGraph's reducer might not treat them as new."""
+    new = [message for write in writes for message in (write if isinstance(write, list) else [write])]
+    new_ids = {one.id for one in new if isinstance(one, BaseMessage) and one.id and not isinstance(one, RemoveMessage)}
+    known, encoded = previous.encoded, codec.encode(new)
+    if known.messages is None or not isinstance(known.body, list) or not isinstance(encoded.body, list):
         return None
-    if ids is None or len(new_ids) < len(messages) or not ids.isdisjoint(new_ids):
+    if len(new_ids) < len(new) or any(one.id in new_ids for one in previous.decoded):
         return None
-    ids.update(new_ids)
-    body, new_value = [*previous_body, *encoded.body], [*value, *messages]
-    decoded = DecodedValue(new_value, range(1, len(new_value) + 1), ids=ids)
-    return FoldedValue(Encoded(body, len(new_value)), decoded, previous.weight + _size(encoded.body))
+    value = [*previous.decoded, *new]
+    return FoldedValue(Encoded([*known.body, *encoded.body], len(value)), value, previous.weight + _size(encoded.body))
 
 
 def unwrap_snapshot(value: Any) -> Any:
@@ -127,73 +105,27 @@ def _are_messages(start: Any, writes: Sequence[Any]) -> bool:
 
 def encode(codec: Codec, value: Any, previous: FoldedValue | None = None) -> FoldedValue:
     """Encode the value of a DeltaChannel. Equal values are stored under the same hash."""
-    if previous is not None and type(previous.decoded.value) is not type(value):
-        previous = None
-    if type(value) is dict and all(type(name) is str for name in value):
-        return _encode_dict(codec, value, previous)
-    return (_encode_list(codec, value, previous) if type(value) is list else None) or _encode_whole(codec, value)
+    encoded = _encode_record(codec, value, previous) or codec.encode(value)
+    return FoldedValue(encoded, value, _size(encoded.body))
 
 
-def _encode_whole(codec: Codec, value: Any) -> FoldedValue:
-    encoded = codec.encode(value)
-    ends = _leaf_ends(encoded.body, 0) if isinstance(encoded.body, list) else ()
-    return FoldedValue(encoded, DecodedValue(value, ends, ids=_message_ids(encoded, value)), _size(encoded.body))
-
-
-def _encode_list(codec: Codec, value: list[Any], previous: FoldedValue | None) -> FoldedValue | None:
-    """Encode only the items after the beginning that a list shares with an earlier one; None if that is impossible."""
-    if previous is None or not isinstance(previous.encoded.body, list):
+def _encode_record(codec: Codec, value: Any, previous: FoldedValue | None) -> Encoded | None:
+    """Encode a dict with large values (such as an agent's files) as a record, so that each is stored only once."""
+    if type(value) is not dict or not value or not all(type(name) is str for name in value):
         return None
-    is_same = list(map(is_, previous.decoded.value, value))
-    shared_count = is_same.index(False) if False in is_same else len(is_same)
-    # A leaf may be a run of small items. Its end depends on the item after it, which must be the same, too.
-    leaf_count = bisect_left(previous.decoded.ends, shared_count)
-    start = previous.decoded.ends[leaf_count - 1] if leaf_count else 0
-    encoded_rest = codec.encode(value[start:])
-    if not isinstance(encoded_rest.body, list) or (
-        leaf_count and (previous.encoded.messages is None) is not (encoded_rest.messages is None)
-    ):
-        return None
-    body = [*previous.encoded.body[:leaf_count], *encoded_rest.body]
-    ends = [*previous.decoded.ends[:leaf_count], *_leaf_ends(encoded_rest.body, start)]
-    encoded = Encoded(body, None if encoded_rest.messages is None else len(value))
-    return FoldedValue(
-        encoded, DecodedValue(value, ends, ids=_message_ids(encoded, value)), previous.weight + _size(encoded_rest.body)
-    )
-
-
-def _message_ids(encoded: Encoded, value: Any) -> set[str | None] | None:
-    return {message.id for message in value} if encoded.messages is not None and type(value) is list else None
-
-
-def _leaf_ends(leaves: Sequence[Leaf], start: int) -> list[int]:
-    sizes = [len(READERS[leaf.type](leaf.data)) if leaf.type in RUNS else 1 for leaf in leaves]
-    return list(accumulate(sizes, initial=start))[1:]
-
-
-def _encode_dict(codec: Codec, value: dict[str, Any], previous: FoldedValue | None) -> FoldedValue:
-    """Encode a dict. With large values (such as an agent's files) it becomes a record, so each is stored only once."""
-    previous_parts, previous_value = (
-        (previous.decoded.parts, previous.decoded.value) if previous is not None else ({}, {})
-    )
+    known = previous.encoded.body if previous is not None else None
     parts = {
-        name: previous_parts[name]
-        if name in previous_parts and previous_value[name] is item
+        name: known[name]
+        if previous is not None and isinstance(known, dict) and name in known and previous.decoded[name] is item
         else _encode_part(codec, item)
         for name, item in value.items()
     }
-    weight = sum(size for _, size in parts.values())
-    if weight < len(parts) * (ALONE_BYTES + LEAF_BYTES) or not parts:
-        return FoldedValue(codec.encode(value), DecodedValue(value, parts=parts), weight)
-    return FoldedValue(
-        Encoded({name: part for name, (part, _) in parts.items()}), DecodedValue(value, parts=parts), weight
-    )
+    return Encoded(parts) if _size(parts) >= len(parts) * (ALONE_BYTES + LEAF_BYTES) else None
 
 
-def _encode_part(codec: Codec, value: Any) -> tuple[Part, int]:
+def _encode_part(codec: Codec, value: Any) -> Part:
     body = codec.encode(value).body
-    part = codec.encode_leaf(value) if isinstance(body, dict) else body
-    return part, _size(part)
+    return codec.encode_leaf(value) if isinstance(body, dict) else body
 
 
 def _size(body: Body) -> int:

@@ -99,7 +99,6 @@ def encode_json(value: Any) -> tuple[bytes, bool] | None:
 
 
 def plain_leaf(value: Any) -> Leaf | None:
-    """Encode a plain value as a leaf; None if it is not plain."""
     encoded = encode_json(value)
     return json_leaf(*encoded) if encoded is not None else None
 
@@ -135,15 +134,11 @@ def _is_empty(value: Any) -> bool:
 
 
 def rebuild_message(stored: dict[str, Any]) -> BaseMessage:
-    """Rebuild a message from its stored form.
-
-    Validation is skipped because it would change the message: it fills `tool_calls` again from `additional_kwargs`.
-    """
     return rebuild_messages([stored])[0]
 
 
 def rebuild_messages(stored: Sequence[dict[str, Any]]) -> list[BaseMessage]:
-    """Rebuild messages from their stored forms; see `rebuild_message`."""
+    # Validation is skipped because it would change a message: it fills `tool_calls` again from `additional_kwargs`.
     kinds = [MESSAGE_TYPES[form["type"]] for form in stored]
     data = [form["data"] for form in stored]
     if all(map(has_exact_fields, kinds, data)):
@@ -153,11 +148,7 @@ def rebuild_messages(stored: Sequence[dict[str, Any]]) -> list[BaseMessage]:
 
 
 def assemble_messages(kinds: Sequence[type[BaseMessage]], fields: Sequence[dict[str, Any]]) -> list[BaseMessage]:
-    """Create messages from dicts of exactly their fields; each message keeps its dict.
-
-    This does what pydantic's `__setstate__` does, but without a Python call for each message, because a long
-    conversation has thousands.
-    """
+    """Create messages from dicts of exactly their fields, as pydantic does, without a Python call for each."""
     messages = list(map(_new_message, kinds))
     # The messages of a class share one set of assigned fields. It has all fields, so pydantic never adds to it.
     fields_set = {kind: set(_FIELDS[kind]) for kind in set(kinds)}
@@ -188,7 +179,6 @@ def assemble_model(
 
 
 def has_exact_fields(kind: type[BaseMessage], data: dict[str, Any]) -> bool:
-    """Return whether a dict has exactly the fields of a message class."""
     return data.keys() == _FIELDS[kind]
 
 
@@ -208,5 +198,4 @@ def type_names(data: bytes) -> set[tuple[str, str]]:
 
 
 def run_leaf(items: list[bytes], is_orjson_readable: bool) -> Leaf:
-    """Create one leaf from several list items, each encoded as JSON."""
     return leaf(RUN if is_orjson_readable else RUN_PY, b"[%b]" % b",".join(items))

@@ -57,7 +57,6 @@ from agentgit.store.database import Database
 from agentgit.store.objects.blobs import compact
 from agentgit.store.objects.content import Body, read_values
 from agentgit.store.objects.packing import Compression
-from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.schema import schema
 from agentgit.store.sql.encryption import load_keyring
 from agentgit.store.sql.transaction import Reading
@@ -133,11 +132,19 @@ class SQLModelSaver(AsyncSaverMethods):
     ) -> None:
         super().__init__(serde=serde or StrictSerializer())
         add_types(*types)
-        self.exclude_metadata, compression_name = excluded_names(exclude_metadata), Compression(compression).name
-        database = conn if isinstance(conn, Database) else open_database(conn)
-        self._shared = _SharedState(database, graphs, compression_name)
-        self._shared.owns_database = database is not conn
+        self.exclude_metadata, self._compression = excluded_names(exclude_metadata), Compression(compression).name
+        self.database = conn if isinstance(conn, Database) else open_database(conn)
+        self._owns_database = self.database is not conn
+        if graphs is not None:
+            self.store = graphs
         self.sessions = sessions
+        self.turn: RecordedTurn | None = None
+        """The turn that takes part in saves and reads; None outside of turns."""
+        self.channels: Channels = {}
+        """The channels of the running graph, which contain the reducers of its DeltaChannels.
+
+        LangGraph does not pass them to a saver. If nobody sets them, writes of messages are treated as a conversation.
+        """
         self._codec: Codec = make_codec(self.serde)
 
     @classmethod
@@ -177,7 +184,7 @@ class SQLModelSaver(AsyncSaverMethods):
         saver = cls(
             database, serde=serde, compression=compression, exclude_metadata=excluded, sessions=sessions, types=types
         )
-        saver._shared.owns_database = True
+        saver._owns_database = True
         if saver.database.is_sqlite:
             saver.setup()
         return saver
@@ -211,45 +218,6 @@ class SQLModelSaver(AsyncSaverMethods):
                 return count_unread_threads(transaction)
         except NotAllowed:  # the tables of LangGraph's savers belong to somebody else
             return 0
-
-    @property
-    def database(self) -> Database:
-        """The database of the saver."""
-        return self._shared.database
-
-    @property
-    def store(self) -> GraphStore:
-        """The graph checkpoints of this saver."""
-        shared = self._shared
-        if shared.store is None:
-            schema.prepare(self.database)
-            unlock(self.database)
-            shared.store = GraphStore(shared.compression)
-        return shared.store
-
-    @property
-    def turn(self) -> RecordedTurn | None:
-        """The turn that takes part in saves and reads; None outside of turns.
-
-        It is shared with the copies of the saver that LangGraph makes when it compiles a graph.
-        """
-        return self._shared.turn
-
-    @turn.setter
-    def turn(self, turn: RecordedTurn | None) -> None:
-        self._shared.turn = turn
-
-    @property
-    def channels(self) -> Channels:
-        """The channels of the running graph, which contain the reducers of its DeltaChannels.
-
-        LangGraph does not pass them to a saver. If nobody sets them, writes of messages are treated as a conversation.
-        """
-        return self._shared.channels
-
-    @channels.setter
-    def channels(self, channels: Channels) -> None:
-        self._shared.channels = channels
 
     @property
     def codec(self) -> Codec:
@@ -472,14 +440,14 @@ class SQLModelSaver(AsyncSaverMethods):
         turn = self._turn_of(config)
         with turn.saving(graph_key) if turn is not None else nullcontext():
             draft = self.draft(config, checkpoint, metadata, new_versions, parent_id)
-            draft = replace(draft, continues=is_continuation(config, metadata))
-            if turn is None or not turn.put(NewCheckpoint(graph_key, draft)):
+            new = NewCheckpoint(graph_key, replace(draft, continues=is_continuation(config, metadata)))
+            if turn is None or not turn.put(new):
                 self._require_no_run(config)
-                self._put_now(graph_key, draft)
+                self._put_now(new)
         return self._config_of(graph_key)
 
-    def _put_now(self, graph_key: GraphKey, draft: Draft) -> None:
-        store = self.store
+    def _put_now(self, new: NewCheckpoint) -> None:
+        store, (graph_key, draft) = self.store, new
         try:
             if not self._append_if_head(graph_key, draft):
                 self.database.write(lambda transaction: store.put(transaction, graph_key, draft))
@@ -535,13 +503,17 @@ class SQLModelSaver(AsyncSaverMethods):
             (WRITES_IDX_MAP.get(channel, index), channel, self.codec.encode(value).body)
             for index, (channel, value) in enumerate(writes)
         ]
-        graph_key, task, store = GraphKey(thread, ns, checkpoint_id), Task(task_id, task_path), self.store
         turn = self._turn_of(config)
         if turn is not None:
             rows += _asked(writes, rows)
-        if turn is None or not turn.put_writes(NewWrites(graph_key, task, rows)):
+        new = NewWrites(GraphKey(thread, ns, checkpoint_id), Task(task_id, task_path), rows)
+        if turn is None or not turn.put_writes(new):
             self._require_no_run(config)
-            self.database.write(lambda transaction: store.put_writes(transaction, graph_key, task, rows))
+            self._put_writes_now(new)
+
+    def _put_writes_now(self, new: NewWrites) -> None:
+        store = self.store
+        self.database.write(lambda transaction: store.put_writes(transaction, new.key, new.task, new.writes))
 
     def get_next_version(self, current: float | str | None, channel: None) -> float:
         """Return the version after `current`: the next whole number, with a random fraction.
@@ -558,7 +530,7 @@ class SQLModelSaver(AsyncSaverMethods):
 
     def close(self) -> None:
         """Close the database if this saver opened it."""
-        if self._shared.owns_database:
+        if self._owns_database:
             self.database.close()
 
     def __enter__(self) -> Self:
@@ -572,17 +544,6 @@ class SQLModelSaver(AsyncSaverMethods):
 
     async def __aexit__(self, *_: object) -> None:
         self.close()
-
-
-class _SharedState:
-    """The state that all copies of a saver share; LangGraph copies a saver when a graph is compiled."""
-
-    def __init__(self, database: Database, store: GraphStore | None, compression: str) -> None:
-        self.database = database
-        self.store, self.compression = store, compression
-        self.turn: RecordedTurn | None = None
-        self.channels: Channels = {}
-        self.owns_database = False
 
 
 def _asked(writes: Sequence[tuple[str, Any]], rows: Sequence[tuple[int, str, Body]]) -> list[tuple[int, str, Body]]:

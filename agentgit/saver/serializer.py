@@ -113,7 +113,6 @@ class StrictSerializer(JsonPlusSerializer):
         super().__init__(allowed_msgpack_modules=None, __unpack_ext_hook__=_unpack_ext)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        """Serialize a value."""
         if obj is None or isinstance(obj, (bytes, bytearray)):
             return super().dumps_typed(obj)
         return MSGPACK, ormsgpack.packb(obj, default=_pack_object, option=_PACK_OPTIONS)

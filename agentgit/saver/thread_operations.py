@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from abc import abstractmethod
 from collections.abc import Sequence
-from functools import partial
+from functools import cached_property, partial
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
 
 from agentgit.errors import InvalidInput
 from agentgit.store.database import Database
 from agentgit.store.maintenance.gc import NOTHING_COLLECTED, Collected, collect
+from agentgit.store.records.encryption_keys import unlock
+from agentgit.store.schema import schema
 from agentgit.store.sql.transaction import Writing
 from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.owners import SESSION_THREAD_PREFIX, list_owners
@@ -22,15 +23,17 @@ class ThreadOperations(BaseCheckpointSaver[float]):
     sessions: bool
     """True if this saver may access the threads of sessions."""
 
-    @property
-    @abstractmethod
-    def database(self) -> Database:
-        """The database that this saver reads and writes."""
+    database: Database
+    """The database that this saver reads and writes."""
 
-    @property
-    @abstractmethod
+    _compression: str
+
+    @cached_property
     def store(self) -> GraphStore:
         """The graph checkpoints of this saver."""
+        schema.prepare(self.database)
+        unlock(self.database)
+        return GraphStore(self._compression)
 
     def _require_access(self, thread_id: object) -> str:
         """Return the id of a thread, if this saver may access it."""

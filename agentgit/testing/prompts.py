@@ -50,7 +50,6 @@ class MessageContent(NamedTuple):
 
     @classmethod
     def of(cls, message: BaseMessage) -> MessageContent:
-        """Return the content of a message."""
         text = _describe(message, {})
         call_ids = tuple(call.get("id") for call in getattr(message, "tool_calls", ()))
         return cls(
@@ -68,7 +67,6 @@ class Prompt:
 
     @classmethod
     def of(cls, messages: Sequence[BaseMessage], options: Mapping[str, Any] | None) -> Prompt:
-        """Return the content of a request."""
         texts = describe_messages(messages)
         count = next((n for n, message in enumerate(messages) if not isinstance(message, SystemMessage)), len(messages))
         return cls(texts[:count], texts[count:], options)

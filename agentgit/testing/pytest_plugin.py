@@ -6,7 +6,6 @@ pytest loads it in every project with agentgit, so it imports nothing before a t
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -38,8 +37,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     root = metafunc.config.rootpath
     patterns = [pattern for mark in marks for pattern in mark.args]
     try:
-        paths = sorted({path for pattern in patterns for path in _matching(root, pattern)})
-    except (ValueError, IndexError, OSError) as error:  # what `glob` raises, depending on the version of Python
+        paths = sorted({path for pattern in patterns for path in root.glob(pattern) if not path.is_dir()})
+    except (ValueError, IndexError, OSError, NotImplementedError) as error:  # what `glob` raises
         raise pytest.Collector.CollectError(
             f"{name}: {patterns} are not patterns of files, like 'tests/sessions/*.agentgit'. {error}"
         ) from None
@@ -48,17 +47,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             f"{name}: no file matches {', '.join(patterns)} in {root}. Write one with: agentgit export --as-test "
             "SESSION FILE"
         )
-    metafunc.parametrize(ARGUMENT, paths, indirect=True, ids=[_test_id(root, path) for path in paths])
-
-
-def _matching(root: Path, pattern: str) -> Iterator[Path]:
-    given = Path(pattern)
-    found = Path(given.anchor).glob(str(given.relative_to(given.anchor))) if given.anchor else root.glob(pattern)
-    return (path for path in found if not path.is_dir())
-
-
-def _test_id(root: Path, path: Path) -> str:
-    return path.relative_to(root).as_posix() if path.is_relative_to(root) else str(path)
+    metafunc.parametrize(ARGUMENT, paths, indirect=True, ids=[path.relative_to(root).as_posix() for path in paths])
 
 
 @pytest.fixture

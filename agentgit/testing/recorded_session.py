@@ -7,6 +7,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
+from agentgit.async_api import twin_of
+
 if TYPE_CHECKING:
     from langchain_core.runnables import RunnableConfig
 
@@ -137,28 +139,9 @@ class RecordedSession:
             self._note(one)
         return self._judged(one)
 
-    async def arerun(
-        self,
-        graph: Any,
-        *,
-        effects: Mapping[str, Effect | str] | None = None,
-        tools: Any = "record",
-        on_miss: OnMiss = "tell",
-        config: RunnableConfig | None = None,
-        context: Any = None,
-        max_calls: int | None = None,
-    ) -> JudgedRerun:
-        """Run the session again in a graph, as `rerun`; async nodes and tools run on this loop."""
-        one = await asyncio.to_thread(
-            self._prepare,
-            graph,
-            effects=effects,
-            tools=tools,
-            on_miss=on_miss,
-            config=config,
-            context=context,
-            max_calls=max_calls,
-        )
+    @twin_of(rerun)
+    async def arerun(self, graph: Any, **options: Any) -> JudgedRerun:
+        one = await asyncio.to_thread(self._prepare, graph, **options)
         try:
             await one.rerun.arun()
         finally:

@@ -291,7 +291,7 @@ def test_every_text_of_a_session_shows_what_it_waits_for(repo):
     waits = "waits for an answer: Send it?"
 
     def texts():
-        log = agent.log()._repr_mimebundle_()["text/plain"]
+        log = agent.session.log(branch=agent.branch_id)._repr_mimebundle_()["text/plain"]
         return [repr(agent), str(agent.tree()), str(agent.session.folded_tree()), log, agent._repr_html_()]
 
     assert all(waits in text for text in texts())
@@ -376,7 +376,7 @@ def test_an_input_with_the_run_id_of_the_last_run_is_not_dropped_in_silence(repo
         with pytest.raises(InvalidInput, match="run_id 'r' is that of the last run"):
             agent.invoke(say("two"), config)
     assert [one["content"] for one in agent.history()] == ["one", "done"]
-    assert [point.metadata["description"] for point in agent.log()] == ["done", "one"]
+    assert [point.metadata["description"] for point in agent.session.log(branch=agent.branch_id)] == ["done", "one"]
     agent.invoke(say("two"), {"metadata": {"run_id": "q"}})
     assert agent.history()[-2]["content"] == "two"
 

@@ -28,7 +28,9 @@ async def test_an_agent_of_a_session_is_created_asynchronously(repo):
     await agent.arun("hi")
     other = await agent.session.aagent()
     assert other.branch == agent.branch
-    assert [point.id for point in await other.alog()] == [point.id for point in agent.log()]
+    assert [point.id for point in await other.session.alog(branch=other.branch_id)] == [
+        point.id for point in agent.session.log(branch=agent.branch_id)
+    ]
 
 
 async def test_events_are_followed_asynchronously(repo):
@@ -41,7 +43,7 @@ async def test_events_are_followed_asynchronously(repo):
     waiting = asyncio.ensure_future(anext(feed))
     await asyncio.sleep(0.2)
     assert not waiting.done()
-    await agent.atag("HEAD", "release")
+    await agent.session.atag("HEAD", "release", branch=agent.branch_id)
     assert (await waiting).kind == "tag.created"
     await feed.aclose()
     with pytest.raises(InvalidInput, match="cursor"):

@@ -94,9 +94,9 @@ def test_branches_are_aligned_at_their_fork(repo, agents):
     assert found.left == repo.session().diff("main#3", "main")
     assert found.right == repo.session().diff("main#3", "retry")
     assert found.between == repo.session().diff("main", "retry")
-    assert agent.compare("retry") == found
-    assert asyncio.run(agent.acompare("retry")) == found
-    assert retry.compare("main").left == found.right
+    assert agent.session.compare(agent.head, "retry") == found
+    assert asyncio.run(agent.session.acompare(agent.head, "retry")) == found
+    assert retry.session.compare(retry.head, "main").left == found.right
     text = str(found).splitlines()
     assert text[0] == "main#5 and retry#3 diverge at main#3 (4 messages and 1 tool call in common)"
     assert text[1:3] == ["main#5", "  messages (4 in common)"]
@@ -114,15 +114,13 @@ def test_the_fork_of_nested_branches_is_found(repo, agents):
     assert repo.session().compare("main#2", "deep").fork == "main#2"
     assert repo.session().compare("early", "deep").fork == "main#1"
     assert repo.session().compare("main", "main#4").fork == "main#4"
-    assert early.compare("early").between.is_empty
+    assert early.session.compare(early.head, "early").between.is_empty
 
 
 def test_comparing_across_sessions_is_refused(repo, agents):
     repo.wrap(noting(), "other").run("hi")
     with pytest.raises(InvalidInput, match="without a common history"):
         repo.session().compare(agents[0].head, repo.session("other").get_checkpoint("HEAD"))
-    with pytest.raises(NotFound, match="has no checkpoint yet"):
-        repo.wrap(noting(), "empty").compare("main")
 
 
 def test_tokens_are_summed_from_usage_metadata(repo):

@@ -453,4 +453,4 @@ def test_leaves_are_compared_best_first(repo, agent, counting):
 def test_the_branch_that_explores_an_empty_session_does_not_begin_after_a_turn(repo):
     agent = repo.wrap(tool_node_graph(Counting().model(), []), "empty")
     agent.explore(["hello"], 2)
-    assert agent.log().get("main#1").metadata["kind"] == "branch"
+    assert agent.session.log(branch=agent.branch_id).get("main#1").metadata["kind"] == "branch"

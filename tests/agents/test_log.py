@@ -59,7 +59,7 @@ def test_a_log_lists_the_path_newest_first(repo, agent):
     log = repo.session("s").log()
     assert ids(log) == ids(agent.checkpoints())[::-1]
     assert len(log) == len(agent.checkpoints())
-    assert ids(agent.log()) == ids(log)
+    assert ids(agent.session.log(branch=agent.branch_id)) == ids(log)
     assert repo.session("s").log(branch="main")
     assert not repo.session("s").log(name="nothing")
 
@@ -193,7 +193,9 @@ def test_hostile_names_are_treated_as_plain_names(repo, name):
 
 
 async def test_a_page_has_an_async_twin(repo, agent):
-    assert ids(await agent.log().apage(3)) == ids(agent.log().page(3))
+    assert ids(await agent.session.log(branch=agent.branch_id).apage(3)) == ids(
+        agent.session.log(branch=agent.branch_id).page(3)
+    )
 
 
 def test_pages_are_found_through_an_index(tmp_path):

@@ -629,7 +629,7 @@ def test_an_imported_session_remembers_its_merges(repo, pair, tmp_path):
     repo.session("s").export(tmp_path / "s.jsonl")
     brought = repo.import_(tmp_path / "s.jsonl", session="there").session
     there = repo.wrap(state_graph(), brought.session_name, branch="main")
-    assert [p.metadata["data"] for p in there.log(name="mine")] == kept[::-1]
+    assert [p.metadata["data"] for p in there.session.log(name="mine", branch=there.branch_id)] == kept[::-1]
     plan = there.merge("retry", dry_run=True)
     assert (plan.base, plan.conflicts, len(plan.messages)) == ("retry#3", [], 2)
     there.merge("retry")

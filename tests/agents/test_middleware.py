@@ -406,7 +406,7 @@ def test_titles_do_not_show_what_a_middleware_redacts(repo, tmp_path, nested):
         graph = StateGraph(MessagesState).add_node("agent", graph).add_edge(START, "agent").compile()
     agent = repo.wrap(graph, "s", workspace=tmp_path / "work")
     agent.run("write to eve@example.com")
-    shown = f"{agent.tree()} {list(agent.log())} {agent.session.checkpoints()} {agent.history()}"
+    shown = f"{agent.tree()} {list(agent.session.log())} {agent.session.checkpoints()} {agent.history()}"
     assert "example" not in shown
     assert descriptions(agent) == ["write to [REDACTED_EMAIL]", "Sent to [REDACTED_EMAIL]."]
     snapshots = Workspace(tmp_path / "work").list()

@@ -409,13 +409,13 @@ def test_a_new_message_after_a_kill_warns_once_and_names_the_calls_without_an_an
 async def test_the_warning_after_a_kill_can_refuse_the_message(repo, dead_turn):
     """A filter that makes the warning an error refuses the message, sync and async, and the turn can go on."""
     agent = repo.wrap(dead_turn, "s")
-    before = [point.id for point in agent.log()]
+    before = [point.id for point in agent.session.log(branch=agent.branch_id)]
     for _ in range(2):
         with pytest.raises(TurnAbandoned):
             agent.invoke(say())
         with pytest.raises(TurnAbandoned):
             await agent.ainvoke(say())
-    assert [point.id for point in agent.log()] == before
+    assert [point.id for point in agent.session.log(branch=agent.branch_id)] == before
     agent.invoke(None)
     agent.invoke(say())
 

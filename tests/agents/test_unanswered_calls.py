@@ -105,7 +105,7 @@ def test_no_checkpoint_after_a_turn_that_broke_off_holds_its_open_calls(repo, gr
     agent.checkpoint("by hand")
     agent.run("hello")
     agent.checkpoint("later")
-    for point in agent.log():
+    for point in agent.session.log(branch=agent.branch_id):
         require_accepted(agent.fork(point.id).messages())
         assert agent.fork(point.id).run("hello") == "hm"
     for _ in range(2):
@@ -128,7 +128,8 @@ def test_a_question_that_was_answered_beside_a_call_that_failed_waits_no_more(re
         agent.invoke({"messages": [("user", "charge 5; add_if_approved sofa; fail storm")]})
     with pytest.raises(RuntimeError, match="storm"):
         agent.invoke(Command(resume="yes"))
-    for point in agent.fork().log():
+    fork = agent.fork()
+    for point in fork.session.log(branch=fork.branch_id):
         require_accepted(agent.fork(point.id).messages())
     assert agent.run("hello") == "hm"
     assert world.items == ["sofa"]
@@ -163,7 +164,8 @@ def test_a_call_that_ends_after_another_one_failed_waits_no_more(repo, monkeypat
         has_failed.clear()
         with pytest.raises(RuntimeError, match="storm"):
             agent.invoke(given)
-    for point in agent.fork().log():
+    fork = agent.fork()
+    for point in fork.session.log(branch=fork.branch_id):
         require_accepted(agent.fork(point.id).messages())
     assert agent.run("hello") == "hm"
     assert results(agent)["charge"] == "yes"
@@ -528,7 +530,7 @@ def test_the_end_of_a_branch_that_broke_off_and_was_left_can_be_the_start_of_a_r
 
 
 def test_an_unknown_choice_is_refused(repo, graph):
-    with pytest.raises(agentgit.errors.InvalidInput, match="answer, undo, raise"):
+    with pytest.raises(agentgit.errors.InvalidInput, match="'answer', 'undo' or 'raise'"):
         repo.wrap(graph, "s", on_unanswered="ignore")
 
 
@@ -567,7 +569,7 @@ class Life:
         self.agent.checkpoint("by hand")
 
     def point(self) -> int:
-        return int(self.chance.choice([*self.agent.log()]).id)
+        return int(self.chance.choice([*self.agent.session.log(branch=self.agent.branch_id)]).id)
 
     def roll_back(self) -> None:
         self.agent = self.agent.rollback(self.point(), force=True)
@@ -612,7 +614,7 @@ class Life:
         fork = self.agent.fork()
         fork.switch(fork.branch_id, sync="ignore")
         assert fork.run("hello", on_question="drop") == "hm", done
-        for point in list(fork.log())[:4]:
+        for point in list(fork.session.log(branch=fork.branch_id))[:4]:
             on = fork.fork(point.id)
             if not on.get_state().interrupts:
                 require_accepted(on.messages())

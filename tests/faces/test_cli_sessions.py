@@ -77,7 +77,7 @@ def two(shelf):
             agent.run("one")
             agent.run("two")
             agent.session.fork(name="other")
-            agent.tag("main#2", "kept")
+            agent.session.tag("main#2", "kept")
     return shelf
 
 

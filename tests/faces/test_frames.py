@@ -18,7 +18,7 @@ def agent(repo, world):
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair; note hurry")
     agent.checkpoint("before", data={"reward": 1})
-    agent.tag("HEAD", "good")
+    agent.session.tag("HEAD", "good", branch=agent.branch_id)
     agent.fork(name="b2").run("send hello")
     return agent
 
@@ -42,7 +42,7 @@ def test_the_track_search_and_other_lists_are_frames(agent):
     assert track["args"].tolist()[0] == {"item": "chair"}
     assert (track["ended_at"] >= track["started_at"]).all()
     assert track["replay_of"].isna().tolist() == [False, False, True]
-    assert set(agent.search("chair").to_frame()["reference"]) == {"main#2"}
+    assert set(agent.session.search("chair", branch=agent.branch_id).to_frame()["reference"]) == {"main#2"}
     assert agent.session.branches().to_frame()["name"].tolist() == ["main", "b2"]
     assert agent.session.tags().to_frame()["reference"].tolist() == ["main#3"]
     assert agent.history().to_frame()["role"].value_counts()["tool"] == 2
@@ -61,8 +61,20 @@ def test_statistics_are_a_frame_with_one_row_for_each_branch(agent):
 
 def test_an_empty_result_is_a_frame_with_columns_and_types(agent):
     """An empty result has the columns and types of a full one, so that code after it need not ask."""
-    full = (agent.checkpoints(), agent.tool_track(), agent.search("chair"), agent.log(), agent.history())
-    empty = (agent.checkpoints()[:0], agent.tool_track()[:0], agent.search("zzz"), agent.log(name="zzz"), History())
+    full = (
+        agent.checkpoints(),
+        agent.tool_track(),
+        agent.session.search("chair", branch=agent.branch_id),
+        agent.session.log(branch=agent.branch_id),
+        agent.history(),
+    )
+    empty = (
+        agent.checkpoints()[:0],
+        agent.tool_track()[:0],
+        agent.session.search("zzz", branch=agent.branch_id),
+        agent.session.log(name="zzz", branch=agent.branch_id),
+        History(),
+    )
     for one, other in zip(full, empty, strict=True):
         assert other.to_frame().empty
         assert other.to_frame().dtypes.to_dict() == one.to_frame().dtypes.to_dict()

@@ -41,7 +41,7 @@ def test_read_only_magics_return_the_same_values_as_the_agent(shell, world):
     assert magic(shell, "branches") == agent.session.branches()
     assert magic(shell, "tool-track") == agent.tool_track()
     assert magic(shell, "tool-track -n 1") == agent.tool_track()[-1:]
-    assert [p.id for p in magic(shell, "log")][::-1] == [p.id for p in agent.log()]
+    assert [p.id for p in magic(shell, "log")][::-1] == [p.id for p in agent.session.log(branch=agent.branch_id)]
     assert [p.metadata["reference"] for p in magic(shell, "log -n 2")] == ["main#4", "main#5"]
     assert str(magic(shell, "plan 'before the table'")) == str(agent.plan_rollback("before the table"))
     assert str(magic(shell, "diff main#3 HEAD")) == str(repo.session().diff("main#3", "main#5"))
@@ -345,7 +345,7 @@ OFFERED = {
 
 
 def test_completion_offers_commands_options_and_names(shell):
-    shell.user_ns["agent"].tag("HEAD", "good")
+    shell.user_ns["agent"].session.tag("HEAD", "good", branch=shell.user_ns["agent"].branch_id)
     assert {text: complete(shell, text) for text in OFFERED} == OFFERED
 
 

@@ -181,7 +181,7 @@ def test_very_long_words_stay_inside_their_table_cells(browser):
     with agentgit.open(":memory:") as repo:
         agent = repo.wrap(tool_node_graph(scripted(*replies), [create_order]), "s")
         agent.run(f"{word}\n{word}")
-        agent.tag("HEAD", "x" * 90)
+        agent.session.tag("HEAD", "x" * 90, branch=agent.branch_id)
         with pytest.raises(RuntimeError):
             agent.run("again")
         agent.fork("main#1", name="b" * 90)

@@ -22,7 +22,7 @@ def marks(branch) -> list[tuple[str, dict[str, int]]]:
 def test_a_tree_counts_the_effects_of_calls_at_each_checkpoint(repo, agent):
     """Each call counts at the next checkpoint with its current status; reads and replayed calls do not count."""
     agent.run("add chair; look")
-    agent.tag(agent.checkpoint("before"), "good")
+    agent.session.tag(agent.checkpoint("before"), "good", branch=agent.branch_id)
     agent.run("add table; charge 5; note hurry")
     assert marks(repo.session("s").tree().roots[0]) == [("main#2", {"done": 1}), ("main#5", {"done": 3})]
     agent.rollback("good")

@@ -14,7 +14,7 @@ def agent(repo, world):
     agent = repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
     agent.run("add chair; note hurry")
     agent.checkpoint("before")
-    agent.tag("HEAD", "good")
+    agent.session.tag("HEAD", "good", branch=agent.branch_id)
     agent.run("send hello")
     return agent
 
@@ -30,14 +30,14 @@ SHOWN = [
     (lambda agent: agent.tool_track(), ["add(item='chair')", "reversible", "done", "'number': 1"]),
     (lambda agent: agent.tool_track()[0], ["add(item='chair')", "reversible"]),
     (lambda agent: agent.history(), ["user", "add chair; note hurry", "→ send(text='hello')"]),
-    (lambda agent: agent.log(), ["main#5", "before (tag: good)"]),
-    (lambda agent: agent.search("hello"), ["main#5", "hello"]),
+    (lambda agent: agent.session.log(branch=agent.branch_id), ["main#5", "before (tag: good)"]),
+    (lambda agent: agent.session.search("hello", branch=agent.branch_id), ["main#5", "hello"]),
     (lambda agent: agent.session.tags(), ["good", "main#3"]),
     (lambda agent: agent.session.stats(), ["checkpoints", "calls"]),
     (lambda agent: Repository(agent.session.context).sessions(), ["s", "1 branch"]),
     (lambda agent: agent.plan_rollback("good", tools="keep"), ["send(text='hello')"]),
     (lambda agent: agent.session.diff("main#1", "HEAD"), ["+"]),
-    (lambda agent: agent.compare("good"), ["main"]),
+    (lambda agent: agent.session.compare(agent.head, "good"), ["main"]),
 ]
 
 

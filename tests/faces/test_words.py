@@ -240,7 +240,7 @@ def test_python_shows_names_questions_and_paths_as_they_are(asking):
     require_shown(repr(agent), "session", "branch", "question")
     require_shown(str(agent.tree()), "session", "branch", "tag", "checkpoint", "question")
     require_shown(str(agent.plan_undo(2)), "session", "branch", "path")
-    for value in (agent.log(), agent.tree(), agent.session.tags()):
+    for value in (agent.session.log(), agent.tree(), agent.session.tags()):
         require_shown(value._repr_html_(), "tag")
     require_shown(agent._repr_html_(), "session", "branch", "question")
     require_shown(agent.get_checkpoint(SHOWN["tag"])._repr_html_(), "checkpoint", "description", "data")

@@ -101,7 +101,7 @@ def test_a_log_can_be_limited_to_checkpoints_with_tool_calls(repo):
     assert [one.metadata["reference"] for one in session.log(with_calls=True)] == ["main#6", "main#5", "main#4"]
     assert [one.metadata["reference"] for one in session.log(with_calls=False)] == ["main#3", "main#2", "main#1"]
     assert len(session.log(with_calls=None)) == 6
-    assert all(one.has_tool_invocations() for one in agent.log(with_calls=True))
+    assert all(one.has_tool_invocations() for one in agent.session.log(with_calls=True, branch=agent.branch_id))
     assert len(session.log(with_calls=True, auto=False)) == 0
     with pytest.raises(InvalidInput, match="with_calls"):
         session.log(with_calls="yes")

@@ -49,7 +49,7 @@ def live(repo):
     for n in range(3):
         agent.run(f"add i{n}")
     agent.checkpoint("named", data={"a": 1})
-    agent.tag("named", "v1")
+    agent.session.tag("named", "v1", branch=agent.branch_id)
     agent.rollback("main#3").run("add x")
     repo.session("s").sharing.share(repo.users.add("ann"), "viewer")
     repo.session("s").sharing.create_link("viewer")

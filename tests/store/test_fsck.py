@@ -31,7 +31,7 @@ def live(repo):
     for n in range(4):
         agent.run(f"add i{n}")
     agent.checkpoint("named", data={"a": 1})
-    agent.tag("named", "v1")
+    agent.session.tag("named", "v1", branch=agent.branch_id)
     agent.rollback("main#3").run("add x")
     repo.session("s").search("add")
     saver = SQLModelSaver(backend.database(repo))

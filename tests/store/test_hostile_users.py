@@ -127,7 +127,7 @@ def test_open_handles_of_an_erased_session_raise_not_found(repo):
         agent.fork,
         lambda: agent.rollback("one"),
         lambda: agent.switch("main"),
-        lambda: agent.tag("one", "t"),
+        lambda: agent.session.tag("one", "t", branch=agent.branch_id),
         agent.tree,
         lambda: agent.explore(1, ["hm"]),
         lambda: agent.update_state(None, {"messages": [("user", "hm")]}),

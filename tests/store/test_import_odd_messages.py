@@ -129,7 +129,13 @@ def read_everywhere(repo, name):
     session = repo.session(name)
     try:
         agent = repo.wrap(graph(), name)
-        str(agent.state), agent.messages, str(agent.log()), str(agent.tree()), repr(agent.history())
+        (
+            str(agent.state),
+            agent.messages,
+            str(agent.session.log(branch=agent.branch_id)),
+            str(agent.tree()),
+            repr(agent.history()),
+        )
         agent.get_state({"configurable": {}})
         list(agent.get_state_history())
     except InvalidInput as error:

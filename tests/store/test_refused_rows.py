@@ -63,7 +63,7 @@ def lived(repo, tmp_path):
     )
     agent.run("add chair")
     agent.checkpoint("named")
-    agent.tag("named", "v1")
+    agent.session.tag("named", "v1", branch=agent.branch_id)
     agent.run("add table")
     agent.rollback("named").run("add sofa")
     list(repo.session("s").search("chair"))

@@ -1,7 +1,6 @@
 """The saver under real graphs keeps the promises of a LangGraph checkpointer and those of agentgit."""
 
 import asyncio
-import copy
 import operator
 import os
 import subprocess
@@ -235,13 +234,6 @@ def test_a_copy_over_an_existing_thread_is_refused(saver):
 
 
 # -- the saver object
-
-
-def test_copies_of_a_saver_share_its_turn(saver):
-    """LangGraph copies the saver when it compiles a graph; a turn that begins later reaches the copies."""
-    copied = copy.copy(saver)
-    saver.turn = turn = object()
-    assert copied.turn is turn
 
 
 async def test_a_saver_works_with_and_without_a_context_manager(tmp_path):

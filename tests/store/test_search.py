@@ -94,9 +94,12 @@ def test_search_covers_the_active_path_or_all_branches(repo, agent):
     assert {hit.reference for hit in repo.session().search("table", all_branches=True)} == {"main#5"}
     assert {hit.reference for hit in repo.session().search("table", branch="main")} == {"main#5"}
     assert not repo.session().search("sofa", branch="main").items
-    assert agent.search("sofa").items == repo.session("s").search("sofa", branch="main-2").items
-    assert not agent.search("table").items
-    assert agent.search("table", all_branches=True).items
+    assert (
+        agent.session.search("sofa", branch=agent.branch_id).items
+        == repo.session("s").search("sofa", branch="main-2").items
+    )
+    assert not agent.session.search("table", branch=agent.branch_id).items
+    assert agent.session.search("table", all_branches=True).items
 
 
 def test_a_message_at_the_branch_point_is_found_from_the_branch(repo):
@@ -104,8 +107,8 @@ def test_a_message_at_the_branch_point_is_found_from_the_branch(repo):
     agent.run("one")
     point = agent.checkpoint("here")
     retry = agent.rollback(point)
-    assert places(retry.search("needle")) == [("message", "main#1")]
-    assert places(retry.search("here")) == [("checkpoint", "main#1")]
+    assert places(retry.session.search("needle", branch=retry.branch_id)) == [("message", "main#1")]
+    assert places(retry.session.search("here", branch=retry.branch_id)) == [("checkpoint", "main#1")]
 
 
 def test_a_text_matches_only_if_it_has_every_query_word(repo, agent):
@@ -202,14 +205,14 @@ def test_search_covers_a_parent_branch_only_up_to_the_branch_point(repo):
     again = retry.rollback("main#3")
     expected = {retry: ["point 1 needle", "point 0 needle", "needle again", "needle 1", "needle 0"]}
     for branch, best in {**expected, again: ["point 0 needle", "needle 0"]}.items():
-        assert [hit.snippet for hit in branch.search("needle")] == best
+        assert [hit.snippet for hit in branch.session.search("needle", branch=branch.branch_id)] == best
         pages, after = [], None
         for _ in best:
-            page = branch.search("needle", limit=1, after=after)
+            page = branch.session.search("needle", limit=1, after=after, branch=branch.branch_id)
             pages, after = [*pages, *(hit.snippet for hit in page)], page.next
         assert (pages, after) == (best, None)
     forget(repo)
-    assert [hit.snippet for hit in retry.search("needle")] == expected[retry]
+    assert [hit.snippet for hit in retry.session.search("needle", branch=retry.branch_id)] == expected[retry]
 
 
 @pytest.mark.parametrize("database", ["postgresql"], indirect=True)  # SQLite has no generic plans
@@ -507,4 +510,6 @@ def test_merged_messages_rank_by_the_time_of_the_merge(repo):
     agent.run("needle three")
     agent.merge("theirs")
     agent.run("needle four")
-    assert [hit.snippet for hit in agent.search("needle")] == [f"needle {n}" for n in ("four", "two", "three", "one")]
+    assert [hit.snippet for hit in agent.session.search("needle", branch=agent.branch_id)] == [
+        f"needle {n}" for n in ("four", "two", "three", "one")
+    ]

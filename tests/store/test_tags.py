@@ -19,7 +19,7 @@ def agent(repo):
 
 
 def test_a_tag_names_its_checkpoint_wherever_a_place_is_accepted(repo, agent):
-    made = agent.tag("main#2", "v1", description="the first one")
+    made = agent.session.tag("main#2", "v1", description="the first one", branch=agent.branch_id)
     assert (made.name, made.reference, made.description) == ("v1", "main#2", "the first one")
     assert repo.session("s").get_checkpoint("v1").metadata["tags"] == ["v1"]
     assert "tags" not in repo.session("s").get_checkpoint("main#1").metadata
@@ -27,9 +27,11 @@ def test_a_tag_names_its_checkpoint_wherever_a_place_is_accepted(repo, agent):
     assert [m["content"] for m in retry.history()] == ["one", "answer 0"]
     assert repo.session("s").diff("v1", "HEAD") is not None
     assert agent.fork("v1").head.metadata["kind"] == "branch"
-    assert [p.metadata["reference"] for p in retry.log(tag="v1")] == ["main#2"]
-    assert len(retry.log(tag="v1")) == 1
-    assert [p.metadata.get("tags") for p in agent.log(until=made.created_at)][2] == ["v1"]
+    assert [p.metadata["reference"] for p in retry.session.log(tag="v1", branch=retry.branch_id)] == ["main#2"]
+    assert len(retry.session.log(tag="v1", branch=retry.branch_id)) == 1
+    assert [p.metadata.get("tags") for p in agent.session.log(until=made.created_at, branch=agent.branch_id)][2] == [
+        "v1"
+    ]
 
 
 def test_tags_are_listed_newest_first_and_can_be_deleted(repo, agent):
@@ -76,7 +78,7 @@ def test_a_tag_is_unique_in_its_session(repo, agent):
         repo.session().tag("main#2", "v1")
     other = repo.wrap(tool_node_graph(scripted("a"), []), "other")
     other.run("hi")
-    assert other.tag("HEAD", "v1").reference == "main#2"
+    assert other.session.tag("HEAD", "v1", branch=other.branch_id).reference == "main#2"
     assert repo.session("s").tag(repo.session("s").get_checkpoint("main#1"), "v2").reference == "main#1"
     assert [tag.name for tag in repo.session("s").tags()] == ["v2", "v1"]
     assert [tag.name for tag in repo.session("other").tags()] == ["v1"]

@@ -55,7 +55,7 @@ def live(repo, threads):
     agent = obeying(repo, world)
     agent.run("add chair; charge 5")
     agent.checkpoint("mine", data={"a": 1})
-    agent.tag("mine", "v1")
+    agent.session.tag("mine", "v1", branch=agent.branch_id)
     agent.run("add table; note x")
     other = agent.rollback("main#3", force=True)
     agent = agent.switch("main", sync="note")

@@ -26,7 +26,7 @@ def test_a_job_shows_neither_the_password_nor_the_conversation():
         state_channels=frozenset({"messages"}), effects={}, interval=Interval.read("turn"), fence="replay",
         value={"messages": [("user", "my salary")]}, config={"configurable": {"api_key": "sk-1"}},
     )  # fmt: skip
-    job = Job(address, 1, {}, "module:run_job", (turn,))
+    job = Job(address, {}, "module:run_job", (turn,))
     assert pickle.loads(pickle.dumps(job)) == job  # noqa: S301  # our own
     for hidden in ("hunter2", "salary", "sk-1"):
         assert hidden not in repr(job)

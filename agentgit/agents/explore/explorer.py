@@ -70,7 +70,6 @@ class Variant:
 
 
 def plan_variants(steps: Steps, choices: Choices) -> list[list[Variant]]:
-    """Return the variants of each step of an exploration."""
     choice_list = _choice_list(choices)
     if isinstance(steps, int) and not isinstance(steps, bool):
         if steps < 1 or isinstance(choices, int):
@@ -144,9 +143,9 @@ class Explorer:
         create_runner: Callable[[TurnSettings, int | BranchHead], BranchRunner],
         variants: list[list[Variant]],
         *,
-        name: str | None,
-        score: Score | None,
-        config: RunnableConfig | None,
+        name: str | None = None,
+        score: Score | None = None,
+        config: RunnableConfig | None = None,
         together: bool,
         elsewhere: bool = False,
     ) -> None:
@@ -199,7 +198,6 @@ class Explorer:
         self._sync_world(self.branch.branch_id)
 
     def runner_of(self, trial: ExploredTurn) -> BranchRunner:
-        """Return a runner of the graph on the branch of a turn."""
         return self._create_runner(self.settings, trial.branch_id)
 
     def next_turns(self, start_id: int, choices: tuple[int, ...]) -> Iterator[ExploredTurn]:
@@ -238,16 +236,12 @@ class Explorer:
                 yield from self._depth_first(trial.end_id, trial.choices)
 
     def is_leaf(self, trial: ExploredTurn) -> bool:
-        """Return whether a turn is one of the last step."""
         return len(trial.choices) == len(self.variants)
 
     # -- the world
 
     def _check_world(self, start_row: StoredRow, acting_tools: list[str]) -> bool:
-        """Return whether the world must be brought to the state of each branch before its turn.
-
-        If no tool changes the world, differences in the world are ignored, except for memory, which any node can write.
-        """
+        """Return whether the world must be brought to the state of each branch before its turn."""
         with self.store.database.reading() as transaction:
             own_positions = self._end_positions(transaction)
             planner, branch_id, label = self.branch.planner, self.branch.branch_id, start_row.branch_name
@@ -337,7 +331,6 @@ class Explorer:
         return trial
 
     def config_of(self, variant: Variant) -> RunnableConfig:
-        """Return the config of the turns of a variant."""
         return merge_configs(self.config, variant.config)
 
     def record_turns(self, trials: list[ExploredTurn]) -> None:

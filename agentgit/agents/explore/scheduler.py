@@ -35,7 +35,6 @@ Submit = Callable[[ExploredTurn], Future[Outcome]]
 
 
 def run_exploration(explorer: Explorer, parallel: bool | int, executor: Executor | None, factory: Any) -> None:
-    """Run the turns of an exploration."""
     in_flight = _parse_parallel(parallel, executor)
     with _note_on_error(explorer):
         if executor is not None or factory is not None:
@@ -53,7 +52,6 @@ def run_exploration(explorer: Explorer, parallel: bool | int, executor: Executor
 
 
 async def arun_exploration(explorer: Explorer, parallel: bool | int, executor: Executor | None, factory: Any) -> None:
-    """Run the turns of an exploration, as `run_exploration`, on the event loop."""
     in_flight, loop = _parse_parallel(parallel, executor), asyncio.get_running_loop()
 
     def submit_to_loop(trial: ExploredTurn) -> Future[Outcome]:
@@ -134,7 +132,6 @@ def _run_together(explorer: Explorer, in_flight: int, submit: Submit, is_cancell
 
 
 def _submit_to_workers(explorer: Explorer, executor: Executor | None, factory: Any) -> Submit:
-    """Return the function that sends a turn to a process of an executor."""
     settings = explorer.settings
     if executor is not None and not callable(factory):
         raise InvalidInput(

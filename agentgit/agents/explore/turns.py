@@ -52,27 +52,21 @@ class Outcome:
         """Return the end of the last turn of a branch, which did not fail."""
         return cls(has_ended=not runner.get_state().next, checkpoint_id=runner._branch.end_checkpoint_id)
 
-    @classmethod
-    def of_error(cls, error: BaseException) -> Outcome:
-        """Return the end of a turn that failed."""
-        return cls(describe_error(error))
-
 
 def run_turn(runner: BranchRunner, value: Any, config: RunnableConfig) -> Outcome:
     """Run a turn. An error of the graph is an outcome, because it is recorded with the branch."""
     try:
         runner.invoke(value, config)
     except Exception as error:  # noqa: BLE001  # whatever a graph raises
-        return Outcome.of_error(error)
+        return Outcome(describe_error(error))
     return Outcome.of(runner)
 
 
 async def arun_turn(runner: BranchRunner, value: Any, config: RunnableConfig) -> Outcome:
-    """Run a turn, as `run_turn`."""
     try:
         await runner.ainvoke(value, config)
     except Exception as error:  # noqa: BLE001  # as in `run_turn`
-        return Outcome.of_error(error)
+        return Outcome(describe_error(error))
     return await asyncio.to_thread(Outcome.of, runner)
 
 

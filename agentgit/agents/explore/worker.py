@@ -29,10 +29,7 @@ PATIENCE = 30.0
 
 
 def run_job(context: Context, address: StoreAddress, job: TurnJob) -> Outcome:
-    """Run one turn, or what is left of it.
-
-    Errors are returned or raised as plain text, because an error of a graph need not be one that can be pickled.
-    """
+    """Run one turn, or what is left of it; errors are plain text, because those of a graph may not be picklable."""
     try:
         agent, value, is_pending = _prepare(context, address.lease_seconds, job)
     except FAILURES as error:  # told to the coordinator, whatever a factory raises
@@ -49,11 +46,8 @@ def _prepare(context: Context, lease_seconds: float, job: TurnJob) -> tuple[Roll
         context,
         graph,
         effects=job.effects,
-        auto_checkpoint="turn",
         check_effects=False,
         fence=job.fence,  # type: ignore[arg-type]  # the agent that explores has checked it
-        workspace=None,
-        store=None,
     )
     settings = replace(wrapped.settings, checkpoint_interval=job.interval)
     require_parallel(graph, settings)

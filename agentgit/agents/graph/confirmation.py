@@ -62,7 +62,6 @@ def needs_consent(step: PlanStep) -> bool:
 
 
 def describe(plan: RollbackPlan) -> dict[str, Any]:
-    """Return the value of the interrupt for a plan."""
     steps = [
         {
             "action": step.action,
@@ -85,7 +84,6 @@ def describe(plan: RollbackPlan) -> dict[str, Any]:
 
 
 def is_question(value: Any) -> bool:
-    """Return whether the value of an interrupt is a question for consent."""
     return isinstance(value, Mapping) and value.get("type") == TYPE
 
 

@@ -13,13 +13,13 @@ from sqlalchemy import select
 from agentgit.agents.graph import confirmation
 from agentgit.agents.graph.served_graphs import HostRun, ServedGraphs
 from agentgit.async_api import awaiting
-from agentgit.errors import Conflict, InvalidInput, NotFound, RollbackIncomplete, WorkspaceChanged
+from agentgit.errors import Conflict, NotFound, RollbackIncomplete, WorkspaceChanged
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import Rollbacks
 from agentgit.handles.session import Session
 from agentgit.handles.templates import SessionFactory
-from agentgit.rollback.request import RollbackOptions
+from agentgit.rollback.request import RollbackOptions, require_one_of
 from agentgit.saver.branch_saver import SessionThreads, ThreadReader
 from agentgit.sessions.session import RUNNING
 from agentgit.store.queries.graph_points import BranchHead, GraphPlace, GraphPoint, find_graph_point, find_thread_head
@@ -96,17 +96,12 @@ POLL_INTERVAL = 0.05
 CANCEL = RollbackOptions(tools="reversible", on_error="continue")
 """The rollback of a run that is cancelled: nobody can be asked for consent."""
 
-PRUNE_STRATEGIES = ("keep_latest", "delete")
-
 
 class HostSaver(ThreadReader):
     """The saver that a host is given beside a graph of `Repository.graph`. `Repository.saver` creates it.
 
     A host reads threads with it, and deletes, copies and prunes them. The runs of the graph write with savers of their
     own, so that `put` and `put_writes` are refused.
-
-    Args:
-        context: The store and the principal.
     """
 
     def __init__(self, context: Context) -> None:
@@ -180,8 +175,7 @@ class HostSaver(ThreadReader):
         Raises:
             InvalidInput: The strategy is not valid.
         """
-        if strategy not in PRUNE_STRATEGIES:
-            raise InvalidInput(f"strategy must be 'keep_latest' or 'delete', not {strategy!r}.")
+        require_one_of("strategy", strategy, ("keep_latest", "delete"))
         for thread_id in thread_ids:
             session_id = self._sessions.find(str(thread_id))
             if strategy == "delete":

@@ -45,28 +45,20 @@ class ServedGraphs:
 
     @classmethod
     def of(cls, registry: Registry) -> Self:
-        """Return those of a registry."""
         with registry.lock:
             registry.served_graphs = found = registry.served_graphs or cls(registry)
         return found
 
     def add(self, graph: PreparedGraph) -> None:
-        """Remember a graph."""
         with self._registry.lock:
             self._graphs.add(graph)
 
     def begin(self, run_id: str, run: HostRun) -> None:
-        """Remember a run."""
         add_recent(self.runs, run_id, run, RECENT_RUNS)
 
     def declare(self, session: ExternalSession) -> None:
-        """Declare the tools of the graph that created a session, if no graph has run it in this process.
-
-        If there is a graph of all sessions, it is attached instead, unless another graph created the session.
-
-        A tool is left out if another graph of this name declares other functions for one that a record cannot tell from
-        it. For the same reason no store is attached if those graphs have different ones.
-        """
+        """Declare the tools of the graph that created a session that none has run here, or attach the graph of all."""
+        # A record cannot tell the tools and stores of two graphs of one name apart.
         name, served = session.metadata.get(GRAPH_NAME), self._registry.session(session.id)
         if self.of_all is not None and name in (None, self.of_all.name) and not served.agent_factories:
             self.of_all.attach(session.id)
@@ -86,6 +78,5 @@ class ServedGraphs:
 
 
 def _are_alike(declarations: Iterable[Declaration]) -> bool:
-    """Return whether all that declare an effect declare the same."""
     declared = [one for one in declarations if one.effect is not None]
     return all(one.key == declared[0].key and one.is_like(declared[0]) for one in declared)

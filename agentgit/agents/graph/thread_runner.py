@@ -69,7 +69,6 @@ class ThreadRunner(BranchRunner):
             yield from self._iterate_stream(run.input, run.config, options, _internal_settings(run.config))
 
     async def aiterate(self, run: Run, options: Mapping[str, Any]) -> AsyncGenerator[Any, None]:
-        """Run one turn and yield its chunks, as `iterate`."""
         with self._counted(run):
             stream = self._aiterate_stream(run.input, run.config, options, _internal_settings(run.config))
             async with Closing(stream) as chunks:
@@ -103,6 +102,5 @@ def _internal_settings(config: RunnableConfig) -> Mapping[str, Any]:
 
 
 def run_id_of(config: RunnableConfig) -> str | None:
-    """Return the id that a host has given a run; None if it has given none."""
     run_id = config["configurable"].get("run_id") or (config.get("metadata") or {}).get("run_id")
     return str(run_id) if run_id else None

@@ -28,7 +28,7 @@ from agentgit.handles.context import Context
 from agentgit.handles.rollbacks import Rollbacks
 from agentgit.handles.templates import LONGEST_NAME, require_name
 from agentgit.next_steps import Next
-from agentgit.rollback.request import RollbackOptions
+from agentgit.rollback.request import RollbackOptions, require_one_of
 from agentgit.saver.config import address, require_checkpoint_id
 from agentgit.store.queries.graph_points import BranchHead, GraphPlace, GraphPoint
 from agentgit.store.records.sessions import StoredRow
@@ -39,15 +39,12 @@ from agentgit.values import as_object
 Confirm = Literal["interrupt", "raise", "never"]
 """What a run does before it reverses an effect that a compensating action only makes good."""
 
-MODES = ("interrupt", "raise", "never")
-
 
 class Threads(ThreadSessions):
     """The threads of a served graph."""
 
     def __init__(self, context: Context, wrapped: PreparedGraph, confirm: Confirm) -> None:
-        if confirm not in MODES:
-            raise InvalidInput(f"confirm must be 'interrupt', 'raise' or 'never', not {confirm!r}.")
+        require_one_of("confirm", confirm, ("interrupt", "raise", "never"))
         super().__init__(context)
         self.wrapped, self.confirm = wrapped, confirm
         self.graphs = ServedGraphs.of(context.registry)
@@ -260,7 +257,6 @@ class Threads(ThreadSessions):
         return thread.rollbacks.set_current_branch(previous_id, source_id=branch.id)
 
     def _is_waiting(self, branch: StoredRow) -> bool:
-        """Return whether a question of a branch waits for its answer."""
         graphs = self.context.store.graphs
 
         def read(transaction: Reading) -> bool:
@@ -284,7 +280,6 @@ class _Thread(NamedTuple):
 
     @property
     def branch(self) -> StoredRow:
-        """Its current branch."""
         return self.head.row
 
     @property
@@ -301,7 +296,6 @@ def _no_checkpoint(thread_id: str, checkpoint_id: str) -> NotFound:
 
 
 def _place(configurable: Mapping[str, Any], *, is_answered: bool) -> GraphPlace | None:
-    """Return the place that a config names; None if it names none."""
     ns, id = configurable.get("checkpoint_ns"), require_checkpoint_id(configurable.get("checkpoint_id"))
     if not ns:
         return GraphPlace(id, is_answered=is_answered) if id else None

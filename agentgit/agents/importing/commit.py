@@ -106,7 +106,6 @@ class ImportCommit:
     def commit(
         self, staging_thread: str, added_count: int, roots: Sequence[str], earlier: EarlierImport | None
     ) -> ImportedCounts:
-        """Create or extend the session in one transaction."""
         with self.store.database.reading() as transaction:
             branch_parents = staging.checkpoint_parents(transaction, earlier.branch_thread_id) if earlier else {}
             line = [

@@ -125,7 +125,6 @@ class CheckpointCopier:
         )
 
     def has_same_writes(self, copy: GraphKey, theirs: CheckpointTuple) -> bool:
-        """Return whether a copy has the pending writes of its source."""
         ours = self._checker.get_tuple(config_of(copy))
         return ours is not None and self._are_same_writes(ours, theirs)
 
@@ -161,7 +160,6 @@ def put_copies(
     copies: Sequence[tuple[ThreadEntry, Draft | None, NumberedWrites]],
     transaction: Writing,
 ) -> None:
-    """Store copies of graph checkpoints in a staging thread."""
     for entry, draft, writes in copies:
         graph_key = GraphKey(thread, entry.ns, entry.id)
         if draft is not None:
@@ -171,7 +169,6 @@ def put_copies(
 
 
 def differing_copy(name: str, differences: Sequence[str]) -> Corrupt:
-    """Return the error for a copy that differs from its source in these parts."""
     return Corrupt(
         f"{name} was not imported: the stored copy differs from it in {', '.join(differences)}. If it is still "
         "running, import it again when it has stopped; otherwise report a bug.",

@@ -113,10 +113,7 @@ class HistoryReader:
         return self.store.graphs.messages_of(transaction, graph_checkpoint.session_id, new_hashes)
 
     def _read_pending(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> None:
-        """Add the calls of an unfinished batch, whose results are pending writes of the newest graph checkpoint.
-
-        For a waiting subgraph, whose messages reach the graph only when it ends, also add the calls in its messages.
-        """
+        """Add the calls of an unfinished batch, and of a waiting subgraph, whose messages the graph has not yet."""
         graphs = self.store.graphs
         subgraph_heads = pending_writes.subgraph_heads(transaction, graph_checkpoint.key).items()
         subgraph_checkpoints = (

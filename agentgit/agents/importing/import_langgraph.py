@@ -15,6 +15,7 @@ from agentgit.agents.importing.readers import Source, ThreadEntry, open_database
 from agentgit.agents.importing.thread import BATCH, OnStep, ThreadImport, load_parents
 from agentgit.errors import AgentGitError, Conflict, InvalidInput, NotFound, Unavailable
 from agentgit.handles.context import Context
+from agentgit.rollback.request import require_one_of
 from agentgit.sessions.reports import EXTENDED, FAILED, IMPORTED, UNCHANGED, ImportReport, Progress, ThreadReport
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.transaction import Writing
@@ -95,10 +96,7 @@ class PlainThreadImport:
         )
 
     def _stage(self, entries: Sequence[ThreadEntry], existing: Keys) -> None:
-        """Copy what is missing here to the staging thread, except what an interrupted import has copied.
-
-        A graph checkpoint that is already copied can have got writes since then, from a run that continued it.
-        """
+        """Copy to the staging thread what neither the thread nor it has, and the writes that runs have added since."""
         with self.store.database.reading() as transaction:
             owner = self.graphs.owners.find(transaction, self.thread_id)
         self.graphs.owners.add(self.staging_thread, owner)  # so that nothing has to be copied when it is published
@@ -123,7 +121,6 @@ class PlainThreadImport:
             self._on_step(done_count, len(to_read))
 
     def _compare_copy(self, newest: ThreadEntry, existing: Keys) -> None:
-        """Compare the newest copy with the source."""
         if newest[:2] in existing:  # only its writes were copied
             return
         source_tuple = self.source.read(self.thread_id, newest)
@@ -145,10 +142,7 @@ class PlainThreadImport:
 
 
 def _ends(entries: Sequence[ThreadEntry], known: Keys) -> list[ThreadEntry]:
-    """Return the known graph checkpoints that a run can have continued since they were copied.
-
-    These are the ones without a successor, and those from which one of the other entries goes on.
-    """
+    """Return the known graph checkpoints without a known successor, or with a new one: runs may have added writes."""
     known_parents = {(ns, parent) for (ns, _), parent in known.items()}
     new_parents = {(entry.ns, entry.parent) for entry in entries if entry[:2] not in known}
     return [
@@ -171,9 +165,7 @@ def import_langgraph(
     as_threads: bool,
     on_error: str,
 ) -> ImportReport:
-    """Import threads; see `Repository.import_langgraph`."""
-    if on_error not in ("stop", "continue"):
-        raise InvalidInput(f"on_error must be 'stop' or 'continue', not {on_error!r}.")
+    require_one_of("on_error", on_error, ("stop", "continue"))
     if isinstance(threads, str):
         raise InvalidInput(f"threads must be a list of thread ids; write [{threads!r}].")
     if as_threads and session_prefix:

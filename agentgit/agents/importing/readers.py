@@ -58,11 +58,9 @@ class UnknownTypeSerializer(SerializerProtocol):
         self._messages: LRUCache[bytes, BaseMessage] = LRUCache(CACHED_MESSAGES)
 
     def dumps_typed(self, obj: Any) -> tuple[str, bytes]:
-        """Serialize a value."""
         return self._strict.dumps_typed(obj)
 
     def loads_typed(self, data: tuple[str, bytes]) -> Any:
-        """Deserialize a value."""
         kind, body = data
         if kind not in READABLE_FORMATS:
             raise InvalidInput(
@@ -139,22 +137,18 @@ class Source:
         """Close what this source has opened; the saver stays open."""
 
     def threads(self) -> list[str]:
-        """List the threads."""
         with reading("The list of threads"):
             return list(dict.fromkeys(str(one.config["configurable"]["thread_id"]) for one in self._list(None)))
 
     def index(self, thread: str) -> list[ThreadEntry]:
-        """List the graph checkpoints of a thread, in any order."""
         with reading(f"Thread {thread!r}"):
             return [_entry(one) for one in self._list({"configurable": {"thread_id": thread}})]
 
     def newest(self, thread: str) -> CheckpointTuple | None:
-        """Read the newest graph checkpoint of a thread; None if there is no such thread."""
         with reading(f"Thread {thread!r}"):
             return self._get({"configurable": {"thread_id": thread, "checkpoint_ns": ""}})
 
     def read(self, thread: str, entry: ThreadEntry) -> CheckpointTuple:
-        """Read one graph checkpoint."""
         name = f"Graph checkpoint {entry.id!r} of thread {thread!r}"
         with reading(name):
             checkpoint_tuple = self._get(config_of(GraphKey(thread, entry.ns, entry.id)))
@@ -170,11 +164,7 @@ class Source:
 
 
 class AsyncSource(Source):
-    """The threads of a saver that has only async methods, or that belongs to an event loop.
-
-    If its loop runs in another thread, the saver is called on that loop. Otherwise it is called on a new loop in a
-    thread of this object, because the caller's loop is blocked during the import.
-    """
+    """The threads of an async saver, called on its loop if that runs in another thread, else on a loop of its own."""
 
     def __init__(self, saver: BaseCheckpointSaver[Any]) -> None:
         super().__init__(saver)
@@ -191,7 +181,6 @@ class AsyncSource(Source):
         self._runner = asyncio.Runner() if self._loop is None else None
 
     def close(self) -> None:
-        """Stop the thread."""
         if self._runner is not None:
             self._executor.submit(self._runner.close).result()
         self._executor.shutdown()
@@ -216,7 +205,6 @@ class AsyncSource(Source):
 
 
 def source_of(saver: BaseCheckpointSaver[Any]) -> Source:
-    """Return the source that can read a saver, sync or async."""
     is_async = isinstance(getattr(saver, "loop", None), asyncio.AbstractEventLoop)
     return AsyncSource(saver) if is_async or _is_async_only(saver) else Source(saver)
 
@@ -264,27 +252,21 @@ def _is_id(value: Any) -> bool:
 
 
 class DatabaseSource(Source):
-    """The threads in a database of LangGraph's savers.
-
-    The ids of threads and graph checkpoints are read from columns, and their contents through the saver.
-    """
+    """The threads in a database of LangGraph's savers: ids from columns, contents through the saver."""
 
     def __init__(self, saver: Any, connection: Any, placeholder: str) -> None:
         super().__init__(saver)
         self._connection, self._placeholder = connection, placeholder
 
     def close(self) -> None:
-        """Close the connection."""
         self._connection.close()
 
     def threads(self) -> list[str]:
-        """List the threads, in the order of their first graph checkpoints."""
         query = "SELECT thread_id AS one, min(checkpoint_id) AS two FROM checkpoints GROUP BY thread_id ORDER BY 2, 1"
         with reading("The list of threads"):
             return [thread for thread, _ in self._rows(query)]
 
     def index(self, thread: str) -> list[ThreadEntry]:
-        """List the graph checkpoints of a thread, in any order."""
         query = "SELECT checkpoint_ns, checkpoint_id, parent_checkpoint_id FROM checkpoints WHERE thread_id = "
         with reading(f"Thread {thread!r}"):
             return [
@@ -336,10 +318,7 @@ def _open_sqlite(url: URL) -> DatabaseSource:
 
 
 def _open_read_only(path: Path) -> sqlite3.Connection:
-    """Open a file so that SQLite itself rejects writes.
-
-    In a folder that is not writable, a file in WAL mode that no program has open is opened as immutable.
-    """
+    """Open a file so that SQLite rejects writes; in WAL mode in a folder that is not writable, as immutable."""
     wal = path.with_name(path.name + "-wal")
     for mode in ("mode=ro", "mode=ro&immutable=1"):
         connection = sqlite3.connect(f"{path.absolute().as_uri()}?{mode}", uri=True, check_same_thread=False)

@@ -136,7 +136,6 @@ class ThreadImport:
         return ThreadReport(thread_id=self.thread_id, session_name=self.session_name, status=status, hidden=hidden)
 
     def _is_up_to_date(self, earlier: EarlierImport, newest_id: str, newest: CheckpointTuple) -> bool:
-        """Return whether there is nothing new to import."""
         if earlier.newest_id == newest_id:
             graph_key = GraphKey(earlier.branch_thread_id, "", newest_id)
             with self.store.database.reading() as transaction:
@@ -199,7 +198,6 @@ class ThreadImport:
     # -- checking
 
     def _compare_copy(self, line: ThreadLine, newest: str, earlier: EarlierImport | None, added_count: int) -> None:
-        """Compare the stored copy with the source."""
         staged_parents = load_parents(self.store, self.staging_thread)
         known_parents = {**(load_parents(self.store, earlier.branch_thread_id) if earlier else {}), **staged_parents}
         if len(staged_parents) != added_count or not {("", root) for root in line.roots} <= known_parents.keys():

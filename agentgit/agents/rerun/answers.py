@@ -109,7 +109,7 @@ class Answers:
         self._own_messages: dict[str, list[tuple[Any, ToolMessage]]] = defaultdict(list)
         for message in recording.messages():
             for asked in message.tool_calls if isinstance(message, AIMessage) else ():
-                if asked["name"] in settings.unrecorded_tools and asked["id"] in self._messages:
+                if asked["name"] in settings.effects.own_names and asked["id"] in self._messages:
                     self._own_messages[asked["name"]].append((portable(asked["args"]), self._messages[asked["id"]]))
         self._scopes: dict[TaskPlace, Container[str | None]] = {}
         self._last_step = 0
@@ -133,7 +133,6 @@ class Answers:
 
     @property
     def matched_count(self) -> int:
-        """The number of calls that the record has, too."""
         return sum(call.is_matched for call in self.calls)
 
     def has_more_of_step(self) -> bool:
@@ -157,7 +156,6 @@ class Answers:
             self.stopped = self.stopped or error
 
     def require_running(self) -> None:
-        """Check that the rerun has not stopped."""
         if self.stopped is not None:
             raise self.stopped.with_traceback(None)  # else it grows with each refused call
 
@@ -166,7 +164,7 @@ class Answers:
     def answer(self, request: Call) -> InflightResult | None:
         """Return the answer to a call; None if its tool runs."""
         name, call = request.intent.tool_name, _as_invocation(request)
-        if name in self._settings.unrecorded_tools:
+        if name in self._settings.effects.own_names:
             return self._own_answer(request)
         policy = self._policies.get(name, self._policies.get(ALL, RECORD))
         is_word = _is_word(policy)
@@ -244,10 +242,8 @@ class Answers:
             return None
 
     def _choose(self, unused: Iterable[ToolInvocation], request: Call) -> ToolInvocation | None:
-        """Return the first of some equal calls, or the one of its step that was made in the place of the request.
-
-        Calls that an answered tool made itself are left out, and those that another tool of the name has made.
-        """
+        """Return the first of some equal calls, or the one of its step that was made in the place of the request."""
+        # Calls that an answered tool made itself are left out, and those that another tool of the name has made.
         intent, is_of_tool = request.intent, self._settings.effects.is_of_tool
         ordered = (
             call
@@ -405,10 +401,7 @@ def _readdressed(message: ToolMessage, call_id: str | None) -> ToolMessage:
 
 
 def _has_content(value: Any, message: ToolMessage) -> bool:
-    """Return whether LangChain makes the content of a message from a value.
-
-    If not, the tool returned an object that the record has only as JSON.
-    """
+    """Return whether LangChain makes the content of a message from a value, and not from an object that JSON lost."""
     content = value[0] if isinstance(value, list) and len(value) == 2 and message.artifact is not None else value
     if isinstance(content, str):
         is_repr = content.startswith("<") and content.endswith(">")  # of an object that the record does not have

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from langgraph.cache.base import BaseCache
-from langgraph.cache.memory import InMemoryCache
-
 from agentgit.agents.rerun.answers import Answers
-from agentgit.agents.rerun.recording import RecordedIds
 from agentgit.agents.turn.call_interceptor import CallInterceptor
 from agentgit.agents.turn.calls import Call
 from agentgit.agents.turn.running_turn import RunningTurn
@@ -16,23 +12,6 @@ from agentgit.effects import ToolInvocation
 from agentgit.effects.invocation import SIMULATED
 from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.errors import PromptChanged, RerunDiverged
-
-
-class RerunSimulation:
-    """The stand-in for the world in the turns of a rerun."""
-
-    def __init__(self, answers: Answers, ids: RecordedIds) -> None:
-        self._answers, self._ids = answers, ids
-        self.cache: BaseCache[Any] = InMemoryCache()
-        """The cache of nodes and tasks, which is empty at first."""
-
-    def create_interceptor(self, turn: RunningTurn) -> CallInterceptor:
-        """Create the interceptor of a turn."""
-        return RerunInterceptor(turn, self._answers)
-
-    def wrap_channel(self, channel: Any) -> Any:
-        """Return a channel of the graph as the rerun uses it."""
-        return self._ids.wrap_channel(channel)
 
 
 class RerunInterceptor(CallInterceptor):
@@ -55,7 +34,6 @@ class RerunInterceptor(CallInterceptor):
             raise
 
     def authorize_model(self) -> None:
-        """Admit a call of a model."""
         self._answers.require_running()
 
     def on_model_error(self, error: BaseException) -> None:

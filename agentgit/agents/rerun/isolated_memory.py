@@ -23,14 +23,12 @@ class IsolatedStore(InMemoryStore):
         super().batch([PutOp(*name, value, index=False) for name, value in values.items()])
 
     def batch(self, ops: Iterable[Op]) -> list[Result]:
-        """Execute several operations."""
         own_ops = list(ops)
         reads = self._as_reads(own_ops)
         found = self._store.batch(reads) if reads else []
         return self._merge(own_ops, found, super().batch(self._as_own(own_ops)))
 
     async def abatch(self, ops: Iterable[Op]) -> list[Result]:
-        """Execute several operations."""
         own_ops = list(ops)
         reads = self._as_reads(own_ops)
         found = await self._store.abatch(reads) if reads else []

@@ -108,7 +108,6 @@ class Recording:
         return not any(write.channel != TASKS or self._decode([write])[0] for write in turn.pending)
 
     def state_before(self, turn: TurnRecord) -> dict[str, Any]:
-        """Read the values of the state on which a turn began."""
         with self._branch.reading() as transaction:
             found = self._store.graphs.find(transaction, turn.before) if turn.before is not None else None
             return read_values_of(self._branch, transaction, found)
@@ -126,7 +125,6 @@ class Recording:
         return self._store.graphs.find(transaction, GraphKey(owner.thread_id, "", checkpoint_id))
 
     def messages(self) -> Iterator[BaseMessage]:
-        """Yield the messages in the state at the end."""
         for value in map(without_added, self.state.values()):
             if isinstance(value, list):
                 yield from (item for item in value if isinstance(item, BaseMessage))
@@ -233,10 +231,7 @@ def has_outcome(call: ToolInvocation) -> bool:
 
 
 class RecordedIds:
-    """The ids of recorded messages, for messages with the same content that a rerun makes.
-
-    LangGraph gives a random id to a message that has none, so the state of an unchanged rerun would differ.
-    """
+    """The ids of recorded messages, for equal ones that a rerun makes, to which LangGraph gives random ids."""
 
     def __init__(self, messages: Iterable[BaseMessage]) -> None:
         self._ids: dict[bytes, list[str]] = defaultdict(list)

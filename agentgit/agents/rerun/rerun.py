@@ -7,18 +7,20 @@ import time
 from collections.abc import Container, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
+from langgraph.cache.memory import InMemoryCache
 from langgraph.pregel import Pregel
 from langgraph.types import Command, StateSnapshot
 
-from agentgit.agents.branch_context import BranchContext, Graph, TurnSettings
+from agentgit.agents.branch_context import BranchContext, Graph, Simulation, TurnSettings
 from agentgit.agents.branch_runner import BranchRunner
 from agentgit.agents.memory import is_wrappable, plain_store
 from agentgit.agents.rerun.answers import STOP, TELL, Answers, OnMiss
-from agentgit.agents.rerun.interceptor import RerunSimulation
+from agentgit.agents.rerun.interceptor import RerunInterceptor
 from agentgit.agents.rerun.isolated_memory import IsolatedStore, memory_before
 from agentgit.agents.rerun.recording import (
     Question,
@@ -130,7 +132,9 @@ class Rerun:
         _require_answerable(self.graph, settings, self._answers.acting)
         self.settings = settings
         """The settings of turns of the graph whose tools run."""
-        simulation = RerunSimulation(self._answers, RecordedIds(self._recording.messages()))
+        create_interceptor = partial(RerunInterceptor, answers=self._answers)
+        ids = RecordedIds(self._recording.messages())
+        simulation = Simulation(create_interceptor, ids.wrap_channel, InMemoryCache())
         self._settings = replace(settings, workspace=None, simulation=simulation)
         self._questions = list(self._recording.questions)
         self._unanswered: list[Any] = []
@@ -166,10 +170,9 @@ class Rerun:
             )
         found = GraphTools(graph, {**settings.effects.user_effects, **new}, settings.effects.defaults)
         add_types(*found.hints)
-        return replace(settings, effects=found, unrecorded_tools=found.own_names)
+        return replace(settings, effects=found)
 
     def _isolated(self, graph: Graph) -> Graph:
-        """Return the graph with a memory of its own."""
         if not is_wrappable(graph.store):
             return graph
         own_store = IsolatedStore(plain_store(graph.store), memory_before(self._recording.memory_writes))
@@ -201,7 +204,6 @@ class Rerun:
     # -- running
 
     def run(self) -> RerunReport:
-        """Run all turns, and return the report."""
         with guarding(self._name, self._answers.stop):
             for value in self._inputs():
                 with self._catching():
@@ -212,7 +214,6 @@ class Rerun:
         return self._finish()
 
     async def arun(self) -> RerunReport:
-        """Run all turns, as `run`."""
         inputs = self._inputs()
         with guarding(self._name, self._answers.stop):
             while (value := await asyncio.to_thread(next, inputs, END)) is not END:
@@ -251,7 +252,6 @@ class Rerun:
                 return
 
     def _input(self, turn: TurnRecord) -> Any:
-        """Return what a turn begins with."""
         value = self._recording.input(turn)
         if next(named_messages(value), None) is not None:
             value = with_ids_of(value, self._recording.state_before(turn), self._runner.get_state().values)
@@ -304,11 +304,9 @@ class Rerun:
         return self._step() - self._first_step - (turn.kind == INPUT) < len(turn.times)
 
     def _step(self) -> int:
-        """Return LangGraph's number of the newest step of the rerun."""
         return int((self._runner.get_state().metadata or {}).get("step", FIRST_STEP - 1))
 
     def _answers_for(self, state: StateSnapshot) -> dict[str, Any]:
-        """Return the answers to the questions that wait, by the ids of the questions."""
         answers: dict[str, Any] = {}
         for task in state.tasks:
             for asked in task.interrupts:

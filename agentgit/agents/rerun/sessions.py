@@ -67,7 +67,6 @@ class SessionReruns:
         self._submit = self._submitter(executor) if executor is not None else None
 
     def _submitter(self, executor: Executor) -> Callable[[Any], Future[SessionRerun]]:
-        """Return the function that sends a session to the executor."""
         context, plan = self._context, self.plan
         if isinstance(executor, ThreadPoolExecutor):
             return lambda ref: submit_to(executor, copy_context().run, rerun_session, context, plan, ref, self._wrapped)
@@ -83,7 +82,6 @@ class SessionReruns:
         )
 
     def run(self) -> Reruns:
-        """Run all sessions again, and return the results."""
         if self._submit is None:
             rows = [self._ended(rerun_session(self._context, self.plan, ref, self._wrapped)) for ref in self._refs]
         else:
@@ -91,7 +89,6 @@ class SessionReruns:
         return Reruns(name=self.plan.name, rows=rows, is_judged=self.plan.judge is not None)
 
     async def arun(self) -> Reruns:
-        """Run all sessions again, as `run`."""
         with awaiting():
             if self._submit is not None:
                 return await asyncio.to_thread(self.run)
@@ -133,7 +130,6 @@ def _row_of(future: Future[SessionRerun], ref: Any) -> SessionRerun:
 
 
 def run_job(context: Context, _: StoreAddress, plan: RerunPlan, ref: Any) -> SessionRerun:
-    """Run one session again, in a process of an executor."""
     return rerun_session(context, plan, ref)
 
 

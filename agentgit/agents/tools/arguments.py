@@ -55,7 +55,6 @@ class Arguments(NamedTuple):
 
     @property
     def options(self) -> dict[str, bool]:
-        """The options of the record of the call."""
         return {"is_named": self.is_named, "has_hidden": bool(self.hidden)}
 
     def repeat_hash(self, tool_name: str, effect: Effect | None) -> str:

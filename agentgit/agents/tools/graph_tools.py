@@ -320,12 +320,7 @@ class GraphTools:
     # -- the calls
 
     def declaration_of(self, tool: BaseTool, enclosing: str | None = None) -> Declaration:
-        """Return what is declared about a tool that is about to run in a tool or subgraph node.
-
-        Raises:
-            InvalidInput: The tool has no name; or the graph does not show it, and its calls could not be told apart
-                from those of another tool.
-        """
+        """Return what is declared about a tool that is about to run in a tool or subgraph node."""
         name, identity = tool.name, tool_identity(tool)
         if not name:
             raise InvalidInput(f"A tool without a name was called, and was not run: {tool!r}. Give it a name.")
@@ -395,7 +390,6 @@ class GraphTools:
         return any(kind_of(kind).is_exclusive for kind in kinds | decorated_kinds)
 
     def kinds(self) -> dict[str, str]:
-        """Return the kind of effect to record for each tool, by name."""
         return {name: effect.kind if effect else UNDECLARED for name, effect in sorted(self.tools.items())}
 
 

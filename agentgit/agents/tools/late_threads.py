@@ -23,7 +23,6 @@ class ThreadsDuring:
 
     @property
     def are_alive(self) -> bool:
-        """True if any has outlived the work."""
         return any(thread.is_alive() for thread in self._begun)
 
     def origin_of(self, thread: threading.Thread) -> threading.Thread | None:

@@ -54,10 +54,7 @@ class Reached(NamedTuple):
 
 
 def reachable_tools(reached: Iterable[Reached]) -> list[ReachableTool]:
-    """List the tools among reached values, each one once for each place, those that are shown first.
-
-    A tool of a ToolNode has its place there, though functions may refer to it, too, as to the object that made it.
-    """
+    """List the tools among reached values, each once for each place, those of ToolNodes there; shown ones first."""
     found: dict[tuple[int, str | None], ReachableTool] = {}
     listed: set[int] = set()
     for item in reached:
@@ -78,11 +75,7 @@ def has_unsaved_graph(reached: Iterable[Reached]) -> bool:
 
 
 def reachable_hints(reached: Iterable[Reached]) -> Iterator[Any]:
-    """Yield what tells the types of the values in the states of reached graphs.
-
-    These are the types of the channels of each graph, the functions of nodes, tasks and tools, whose
-    hints tell what they take and return, and the classes that the functions name.
-    """
+    """Yield what tells the types in the states of graphs: channels, functions, and the classes they name."""
     for item in reached:
         if _is(item.value, Pregel):
             for channel in item.value.channels.values():

@@ -52,10 +52,7 @@ def has_command(value: Any) -> bool:
 
 
 def handover_record(error: ParentCommand) -> Any:
-    """Return the form in which the journal stores that a tool handed over to the graph that called it.
-
-    The content of the command is kept, but it cannot be returned again: it was raised, and for that run only.
-    """
+    """Return the record of a handover to the graph around a tool; the command was raised, for that run only."""
     return {**portable(replace(error.args[0], graph=None)), SERIALIZED_KEY: None}
 
 

@@ -136,10 +136,7 @@ def callers_again() -> list[RunAgain]:
 
 
 def tool_caller(tool: BaseTool, declare: Declare) -> ToolRunner | str:
-    """Return a function that calls a tool with recorded arguments and returns the result in its recorded form.
-
-    If the tool cannot be called again, return the reason as text. `declare` declares the tools that it calls.
-    """
+    """Return a function that calls a tool with recorded arguments, or the reason why it cannot be called again."""
     if injected_names := _injected_arguments(tool):
         return (
             f"the tool {tool.name} gets {', '.join(injected_names)} from its graph, which is not recorded, so it can "
@@ -218,11 +215,7 @@ def _thread_config(thread_id: str) -> RunnableConfig:
 
 
 def _raising_copy(tool: BaseTool, declare: Declare, recorded: Mapping[str, Any], runs: list[Any]) -> BaseTool:
-    """Return a copy of a tool that raises errors instead of converting them to messages for a model.
-
-    It also raises if the tool would get other arguments than the recorded ones: they are validated a second time. Each
-    run of the tool's function adds what it returned, before that is turned into a message.
-    """
+    """Return a copy of a tool that raises errors, takes only recorded arguments, and adds its values to `runs`."""
 
     def run(*args: Any, **kwargs: Any) -> Any:
         runs.append(None)

@@ -93,11 +93,7 @@ def _as_message(value: Any, id: str) -> ToolMessage:
 def read_unanswered(
     store: Store, transaction: Reading, branch: StoredRow, messages: Sequence[Mapping[str, Any]]
 ) -> list[UnansweredCall]:
-    """Return the calls of the last message of the model that have no result, each with its newest record.
-
-    Args:
-        messages: That message and those after it, in the form that users see.
-    """
+    """Return the calls of the last message of the model, which `messages` begins with, that have no result."""
     ids = unanswered_calls(messages)
     if not ids:  # at nearly every turn, so nothing is read
         return []
@@ -164,10 +160,7 @@ def warn_of_abandoned(
     owner: str,
     calls: Sequence[UnansweredCall],
 ) -> None:
-    """Warn that a new message follows a turn whose process died.
-
-    A filter that makes the warning an error ends the transaction, and the turn can still be continued.
-    """
+    """Warn that a new message follows a turn whose process died; as an error, the warning ends the transaction."""
     ids = {call.requested["id"] for call in calls}
     recorded = store.journal.invocations(transaction, [*store.journal.calls_of_turn(transaction, branch.id, owner)])
     # A call that no message requested is answered when its node ends, which the conversation does not show.

@@ -93,7 +93,6 @@ class Slots:
         self.all: list[Slot] = []
 
     def assign(self, call: Call) -> Slot:
-        """Assign a call to a slot and return the slot."""
         identity = scope_name(
             call.arguments.repeat_hash(call.intent.tool_name, call.effect),
             FunctionName.read(call.intent.tool_path or "").path,

@@ -258,7 +258,6 @@ class Call(LocatedCall):
             self.settle(value, is_error=problem is not None)
 
     def end_raised(self, error: BaseException) -> None:
-        """Record that the call raised."""
         try:
             if isinstance(error, ParentCommand):  # it is done, and hands over to the graph that called this one
                 self._end(DONE, result=handover_record(error))
@@ -365,12 +364,10 @@ class Calls:
         return call
 
     def enclosing_call(self, run_id: UUID | None) -> Call | None:
-        """Return the call whose tool contains a run; None if there is none."""
         found = (self.by_run.get(run.id) for run in self.scopes.ancestors(run_id))
         return next((call for call in found if call is not None and call.is_open), None)
 
     def open(self, call: Call, arguments: Arguments) -> None:
-        """Open a call; see `Call.open`."""
         declaration = call.declaration
         if self.turn.has_ended:
             raise late_call_error(declaration.tool_name, arguments.values)
@@ -499,7 +496,6 @@ class Calls:
             unit_of_work.flush()
 
     def end_spans(self) -> None:
-        """End the spans of calls whose end was never reported."""
         for call in [*self.by_run.values()]:
             call.span.fail(UNKNOWN)
             call.span.end()

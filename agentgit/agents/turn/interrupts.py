@@ -89,7 +89,6 @@ class TaskAnswers:
         return self._shares.setdefault(new.call, new)
 
     def answer_number(self, share: TaskShare, question_index: int, scratchpad: PregelScratchpad) -> int:
-        """Return the number of the task's answer to a question."""
         with self._lock:
             if question_index < len(share.taken):
                 return share.taken[question_index]
@@ -101,7 +100,6 @@ class TaskAnswers:
             return number
 
     def _new_answer_number(self, call: str, scratchpad: PregelScratchpad) -> int | None:
-        """Return the number of the new answer if it is for this call; None if there is no answer for it."""
         number = self._new_number
         if not self._is_recorded:  # the questions predate the record, so LangGraph's numbers apply
             number = scratchpad.interrupt_counter()
@@ -233,10 +231,7 @@ class Interrupts:
     # -- graphs
 
     def _next_graph_number(self, call: LocatedCall, scratchpad: PregelScratchpad) -> int:
-        """Return the number of a graph that begins: the one from an earlier attempt, or else the next free one.
-
-        LangGraph's counter also numbers the graphs that a node's own code runs.
-        """
+        """Return the number of a graph that begins: the one from an earlier attempt, or else the next free one."""
         caller, place = self._scopes.beginning_graph()
         with self._lock:
             number = scratchpad.subgraph_counter()
@@ -318,7 +313,6 @@ class Interrupts:
 
 
 def _recording(counter: Callable[[], int], numbers: list[int]) -> Callable[[], int]:
-    """Return a counter that records the numbers it gives."""
 
     def next_number() -> int:
         numbers.append(number := counter())

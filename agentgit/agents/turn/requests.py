@@ -55,7 +55,6 @@ class Requests:
             return self._batches.get(message)
 
     def position(self, tool_call_id: str | None, run_id: UUID) -> tuple[int, int]:
-        """Return the batch of a call and its index there."""
         with self._lock:
             message, index = self._positions.get(tool_call_id or "", (str(run_id), 0))
             if message not in self._batches:
@@ -63,10 +62,8 @@ class Requests:
             return self._batches[message], index
 
     def name(self, tool_call_id: str | None, run_id: UUID | None, task: str) -> str | None:
-        """Return a name for the request of a call, if the task that makes the call received its AI message.
-
-        It has the number of answers that the call id already has, because some models reuse ids.
-        """
+        """Return a name for the request of a call, if the task that makes the call received its AI message."""
+        # Some models reuse ids, so the name has the number of answers that the id already has.
         for run in self._scopes.ancestors(run_id):
             messages = _messages_in(run.inputs) if run.task == task else []
             message = _newest_message(messages)

@@ -47,7 +47,6 @@ class RunningTurn:
     """The number of the last checkpoint of the branch; None if it must be read."""
 
     def authorize_call(self, transaction: Writing, effect: Kind) -> None:
-        """Authorize a call in the transaction that records its intent."""
         if effect.is_exclusive and self.unit_of_work.world_seq is None:
             store = self.context.store
             last_seq = store.world.last_seq(transaction, self.branch.external_session_id)
@@ -99,11 +98,8 @@ class RunningTurn:
         *,
         moves_head: bool = True,
     ) -> int:
-        """Make a checkpoint with the files of its state, those that a batch left, or the newest; return its id.
-
-        One that has an id already is made once: a transaction may run twice, and a request stands until the turn ends.
-        The caller that moves the head itself has just made the id.
-        """
+        """Make a checkpoint with the files of its state, those that a batch left, or the newest; return its id."""
+        # A transaction may run twice, and a request stands until the turn ends.
         checkpoints, branch = self.context.store.checkpoints, self.branch
         if label.id is not None and moves_head and checkpoints.find_one(transaction, label.id):
             return label.id

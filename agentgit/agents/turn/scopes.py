@@ -113,7 +113,6 @@ def enclosing_name(caller: str | None, caller_task: str, task: str) -> str | Non
 
 
 def scope_name(*parts: object) -> str:
-    """Hash several parts into one name."""
     return hashlib.sha256("\0".join(map(str, parts)).encode(errors="surrogatepass")).hexdigest()[:32]
 
 
@@ -182,11 +181,7 @@ class Scopes:
         return caller.call, self._graph_place(run, caller)
 
     def _graph_place(self, graph: ReportedRun, caller: ReportedRun) -> str:
-        """Return the place of a graph among those that a task or tool runs.
-
-        Graphs that its code calls one after the other are known by their order. The order of those that it runs at the
-        same time may change, so they are known by name, tags and input, and only equal ones by their order.
-        """
+        """Return the place of a graph in a task or tool: its order, or beside others its name, tags and input."""
         with self._lock:
             if graph.id not in caller.graphs:
                 is_parallel = graph.line != caller.line
@@ -214,7 +209,6 @@ class Scopes:
         self._used_numbers.setdefault(run.task, (0, 0))
 
     def _position(self, run: ReportedRun, metadata: Mapping[str, Any], enclosing: ReportedRun) -> list[object]:
-        """Return the position of a task inside the enclosing run."""
         step, path = metadata.get("langgraph_step"), tuple(metadata.get("langgraph_path") or ())
         namespace, _, node = run.task.rpartition("|")
         name = node.partition(":")[0]
@@ -250,7 +244,6 @@ def _without_ids(value: Any) -> Any:
 
 
 def _subgraph_number(namespace: str, task: str) -> int | None:
-    """Return the number of a subgraph in its task; None if the graph is not a subgraph of the task."""
     for name in (task, recast_checkpoint_ns(task)):  # a subgraph with its own thread has no ids in its name
         if namespace == name:
             return 0

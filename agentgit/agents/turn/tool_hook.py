@@ -211,13 +211,11 @@ class _ToolRun:
         return value
 
     def end(self, output: Any) -> None:
-        """Record the end of the run."""
         if not self._call.is_open:
             self._open()
         self._call.end(output)
 
     def end_raised(self, error: BaseException) -> None:
-        """Record that the run raised."""
         with self._lock:
             is_refused = self._is_refused
             self._is_cancelled = is_refused and isinstance(error, asyncio.CancelledError)

@@ -84,7 +84,6 @@ class Turn(RunningTurn):
     # -- the beginning
 
     def begin(self) -> None:
-        """Acquire the branch and begin the turn."""
         context, given = self.context, self.turn_input
         owner = self.resources.enter_context(owning(context.store, context.session_id))
         try:
@@ -211,7 +210,6 @@ class Turn(RunningTurn):
         return with_note or given
 
     def _make_first_checkpoint(self, transaction: Writing, head_state: HeadState) -> None:
-        """Make the checkpoint before the turn, if it is due."""
         self._last_number = number = self._state.last_number
         if self._before_id is not None:
             label = self._label("before", self._first_title, self.turn_input.message_id)
@@ -330,7 +328,6 @@ class Turn(RunningTurn):
 
     @property
     def owner(self) -> str:
-        """The owner of the branch while this turn runs."""
         return self.calls.owner
 
     @property
@@ -371,7 +368,6 @@ class Turn(RunningTurn):
         return True
 
     def put_writes(self, new: NewWrites) -> bool:
-        """Take over the writes of a task of this turn."""
         if new.key.thread != self.branch.thread_id:
             return False
         self._known_head = None
