@@ -14,7 +14,6 @@ from agentgit.effects import RollbackPlan
 from agentgit.effects.files import (
     CONFLICT,
     CRASH,
-    DELETE,
     LEFT,
     OUTSIDE,
     OVERWRITTEN,
@@ -23,7 +22,6 @@ from agentgit.effects.files import (
     STORED,
     TURN,
     UNKNOWN,
-    WRITE,
     FileChange,
     FileChanges,
     SnapshotRef,
@@ -251,43 +249,18 @@ class RollbackFiles:
 
     def restore(self, row: StoredRow) -> FileChanges | None:
         """Restore the files that an operation leads to; None if it leaves them alone. Idempotent."""
-        snapshot_data = as_object(row.request).get("files")
-        if snapshot_data is None:
+        request, session_id = as_object(row.request), row.external_session_id
+        if request.get("files") is None:
             return None
-        snapshot = SnapshotRef(**snapshot_data)
+        snapshot, overwrites = SnapshotRef(**request["files"]), bool(request.get("overwrites"))
         try:
-            adapter, history, found = self._begun(row, snapshot)
-            result = adapter.restore(snapshot, history, found, str(row.id))
+            adapter = self._adapter(session_id, snapshot)
+            history = self._history(session_id, snapshot, adapter, overwrites=overwrites, has_begun=True)
+            result = adapter.restore(snapshot, history, request["files_known"]["snapshot"], str(row.id))
         except (AgentGitError, OSError) as error:
             result = failed_restore(snapshot, error)
-        earlier, outside = (
-            [FileChange(**change) for change in as_object(row.request).get(name, ())]
-            for name in ("files_done", "files_outside")
-        )
-        return replace(result, changes=[*earlier, *result.changes, *outside])
-
-    def done(self, row: StoredRow) -> list[FileChange]:
-        """Return what an operation has done to the files so far, each change with the snapshot of what was there."""
-        request = as_object(row.request)
-        if request.get("files") is None:
-            return []
-        try:
-            adapter, history, found = self._begun(row, SnapshotRef(**request["files"]))
-            changes = adapter.done(SnapshotRef(**request["files"]), history, found, str(row.id)).changes
-        except (AgentGitError, OSError):  # it cannot be restored either, and the report says so
-            return []
-        return [
-            replace(one, why=one.why or f"snapshot {found} has the version before")
-            for one in changes
-            if one.action in (WRITE, DELETE, OVERWRITTEN)
-        ]
-
-    def _begun(self, row: StoredRow, snapshot: SnapshotRef) -> tuple[WorkspaceAdapter, FileHistory, str]:
-        """Return the workspace of an operation that has begun, the history of its files, and what it found."""
-        adapter, request = self._adapter(row.external_session_id, snapshot), as_object(row.request)
-        overwrites = bool(request.get("overwrites"))
-        history = self._history(row.external_session_id, snapshot, adapter, overwrites=overwrites, has_begun=True)
-        return adapter, history, request["files_known"]["snapshot"]
+        outside = [FileChange(**change) for change in request.get("files_outside", ())]
+        return replace(result, changes=[*result.changes, *outside])
 
     def diff(self, a: Checkpoint, b: Checkpoint) -> dict[str, Any]:
         """Compare the files of two checkpoints; return the fields of a `Diff` by name, or `{}` if one has no files."""

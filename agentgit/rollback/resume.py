@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
 from agentgit.effects import RollbackPlan
-from agentgit.effects.files import FileChange, FileChanges
+from agentgit.effects.files import FileChanges
 from agentgit.effects.invocation import REVERSED
 from agentgit.effects.plan import REDO, REVERSE, SWITCH, WORLD_ONLY, PlanStep
 from agentgit.errors import Conflict, NotFound, RollbackBlocked
@@ -79,14 +78,13 @@ class Resumption:
         refusals: Refusals,
         *,
         files: FileChanges | None,
-        done: Sequence[FileChange],
         force: bool,
         confirmed: ConfirmedPlan,
     ) -> None:
         """Add steps to an operation for what happened in the world since it was planned, if a person confirmed them.
 
         New reversals come first, because their effects are newer. Calls that were reversed since run again at the end.
-        `files` are what it would do to files that were changed since; None if there are none. `done` is what it did.
+        `files` are what it would do to files that were changed since; None if there are none.
         """
         request = as_object(row.request)
         if request.get("sync") not in ("note", "ignore"):
@@ -108,7 +106,6 @@ class Resumption:
             request["steps"] = [*other_steps, *request["steps"], *redo_steps]
             if files or new_plan.reversals or new_plan.redos:
                 newest = self.store.snapshots.newest_of_session(transaction, row.external_session_id)
-                request["files_done"] = [*request.get("files_done", ()), *map(vars, done)]
                 request["files_known"] = vars(snapshot_ref_from_row(newest)) if newest is not None else None
                 world = self.planner.world_state(transaction, row.external_session_id)
                 basis = {"operation": row.id, "world": world, "files": newest and newest.id}

@@ -9,8 +9,9 @@ import faults
 import processes
 import pytest
 from file_tools import desk, home
+from stubborn_tools import Next
 
-from agentgit import PlanChanged, RollbackIncomplete, Workspace, WorkspaceChanged
+from agentgit import Conflict, RollbackIncomplete, Unavailable, Workspace, WorkspaceChanged
 
 __all__ = ["desk", "home"]  # fixtures that the tests use
 
@@ -124,16 +125,34 @@ def test_files_what_somebody_changes_before_a_rollback_is_resumed_stays(agent, r
     assert desk.files["a.txt"] == "mine"
 
 
-def test_files_a_rollback_that_goes_on_over_a_turn_reports_what_it_did_before_it(agent, repo, desk):
+def test_files_nothing_goes_on_over_half_restored_files_but_the_rollback_itself(agent, repo, desk):
+    """What is whose in the directory only the stopped operation knows."""
     with faults.full_for({b"b.txt"}), pytest.raises(RollbackIncomplete) as stopped:
         agent.rollback("before", files="overwrite")
-    agent.run("write e.txt later")
-    with pytest.raises(PlanChanged) as changed:
-        repo.resume(stopped.value.operation)
-    report = repo.resume(stopped.value.operation, plan=changed.value.plan)
-    assert overwritten(report)["a.txt"] == f"snapshot {stopped.value.report.files.safety} has the other's version"
-    did = {"a.txt": "overwritten", "b.txt": "write", "c.txt": "left", "d.txt": "write"}
-    assert actions(report) == did | {"e.txt": "delete"}
+    step = Next("resume", operation=stopped.value.operation)
+    with pytest.raises(Conflict, match="stopped while it restored files") as refused:
+        agent.run("write e.txt later")
+    assert refused.value.next == (step,)
+    with pytest.raises(Unavailable, match="stopped while it restored files") as refused:
+        agent.rollback("before")
+    assert step in refused.value.next
+    assert not agent.plan_rollback("before").is_admissible
+    report = repo.resume(stopped.value.operation)
+    assert actions(report) == {"a.txt": "overwritten", "b.txt": "write", "c.txt": "left", "d.txt": "write"}
+
+
+def test_files_a_resumed_rollback_takes_nothing_of_its_own_for_a_persons(repo, desk):
+    """Its redo brings back the files that it left."""
+    agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(), check_effects=False, workspace=desk.root)
+    agent.run("write a.txt one; write b.txt one")
+    agent.checkpoint("before")
+    agent.run("write a.txt two; write b.txt two; write new.txt two")
+    with faults.full_for({b"b.txt"}), pytest.raises(RollbackIncomplete) as stopped:
+        agent.rollback("before")
+    repo.resume(stopped.value.operation)
+    assert desk.files == {"a.txt": "one", "b.txt": "one"}
+    agent.session.agent().redo()
+    assert desk.files == {"a.txt": "two", "b.txt": "two", "new.txt": "two"}
 
 
 @pytest.mark.parametrize("point", ["in the restore", "before the restore", "after the restore"])
