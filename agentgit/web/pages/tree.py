@@ -324,7 +324,7 @@ def _path_ids(folded: FoldedTree, state: TreeState) -> set[int]:
     found = found or [branch for branch in branches.values() if branch.is_current]
     ids: set[int] = set()
     branch: Branch | None = found[0] if found else None
-    while branch is not None:
+    while branch is not None and branch.id not in ids:
         ids.add(branch.id)
         branch = branches.get(branch.parent_id) if branch.parent_id is not None else None
     return ids
