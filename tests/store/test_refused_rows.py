@@ -119,6 +119,28 @@ def test_a_reference_to_nothing_is_refused(lived):
     assert wrong == []
 
 
+def test_a_branch_with_half_an_origin_is_refused(lived):
+    with backend.reading(lived) as transaction:
+        table = METADATA.tables["internal_session"]
+        root, fork = transaction.execute(select(table).order_by(table.c.id)).all()
+    wrong = [
+        (root, {"branch_point_id": root.head_id}),
+        (root, {"branch_point_id": 7}),
+        (root, {"parent_id": root.id, "branch_point_id": root.head_id}),
+        (fork, {"parent_id": None}),
+        (fork, {"branch_point_id": None}),
+        (fork, {"parent_id": fork.id, "branch_point_id": fork.head_id}),
+    ]
+    for row, values in wrong:
+        with pytest.raises(AgentGitError):
+            backend.change(lived, "internal_session", row.id, **values)
+
+
+def test_a_number_below_the_first_is_refused(lived):
+    assert refused(lived, METADATA.tables["tool_invocation"], arrival=-1)
+    assert refused(lived, METADATA.tables["checkpoint"], number=0)
+
+
 def test_a_value_of_another_type_is_refused(lived):
     is_sqlite, wrong = backend.is_sqlite(lived), []
     for table in TABLES:
