@@ -75,7 +75,7 @@ def mark_interrupted(store: Store, transaction: Writing, row: StoredRow) -> None
     store.journal.abandon(transaction, row.internal_session_id, row.owner)
     store.sessions.set_status(transaction, row.internal_session_id, PARTIAL)
     store.snapshots.record_crash(transaction, row.external_session_id)
-    store.operations.end(transaction, row.id, PARTIAL, as_object(row.report))
+    store.operations.end(transaction, row.id, PARTIAL, {**as_object(row.report), "died": True})
 
 
 def require_idle(store: Store, transaction: Writing, session_id: int) -> None:

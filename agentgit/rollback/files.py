@@ -128,7 +128,8 @@ class RollbackFiles:
             is_crash = newest is not None and newest.changed_by == CRASH
             stopped = self.store.operations.stopped(transaction, session_id) if is_crash else []
         for row in stopped:
-            if as_object(row.request).get("files") is not None:
+            report, restores = as_object(row.report), as_object(row.request).get("files") is not None
+            if restores and (report.get("files") or report.get("died")):
                 text = f"Operation {row.id} may have stopped while it restored files."
                 raise Conflict(text, Next("resume", operation=row.id))
 

@@ -92,7 +92,7 @@ def _focus(branches: Mapping[int, Branch], branch: int | None) -> Branch | None:
 def path_of(branches: Mapping[int, Branch], focus: Branch | None) -> list[int]:
     """Return the ids of a branch and its ancestors, the nearest first."""
     path: list[int] = []
-    while focus is not None:
+    while focus is not None and focus.id not in path:
         path.append(focus.id)
         focus = branches.get(focus.parent_id) if focus.parent_id is not None else None
     return path

@@ -1,6 +1,6 @@
 """The first schema. Until it is released, who edits it gives it another revision, so that older drafts are refused.
 
-Revision ID: 0001c
+Revision ID: 0001d
 Revises:
 """
 
@@ -12,7 +12,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable, DropConstraint
 
-revision = "0001c"
+revision = "0001d"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -150,6 +150,8 @@ _table(
     _of("id head_id", "checkpoint internal_session_id id", mutual=True),
     _of("parent_id branch_point_id", "checkpoint internal_session_id id", mutual=True),
     _one_of("status", "open partial replaying running simulated"),
+    sa.CheckConstraint("parent_id <> id", name="parent"),
+    sa.CheckConstraint("(parent_id IS NULL) = (branch_point_id IS NULL)", name="branch_point"),
     sa.Index(
         "ix_internal_session_running", "external_session_id",
         sqlite_where=sa.text("status = 'running'"), postgresql_where=sa.text("status = 'running'"),
@@ -168,6 +170,7 @@ _table(
     _of("workspace_snapshot_id", "workspace_snapshot", deferred=True),
     _one_of("kind", "after before branch named tools"),
     sa.CheckConstraint("(kind = 'named') <> is_auto", name="named"),
+    sa.CheckConstraint("number > 0", name="number"),
     sa.Index(
         "ix_checkpoint_log",
         "internal_session_id", "created_at", "id", "number", "is_auto", "user_id",
@@ -216,6 +219,7 @@ _table(
     _of("external_session_id internal_session_id", "internal_session external_session_id id", cascade=True),
     _of("replay_of", "tool_invocation", deferred=True), _of("parent_id", "tool_invocation", deferred=True),
     _unique("internal_session_id", "arrival"), _index("external_session_id", "status"),
+    sa.CheckConstraint("arrival >= 0", name="arrival"),
     *(_index("external_session_id", name, only=name) for name in ("identity", "task")),
     *(_index(name, only=name) for name in ("parent_id", "replay_of")),
     _one_of(

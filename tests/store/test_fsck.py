@@ -1,6 +1,8 @@
 """`maintenance.fsck` finds each kind of damage to the database at its level, and names the row."""
 
 import os
+import random
+from contextlib import suppress
 from io import BytesIO
 
 import backend
@@ -11,13 +13,15 @@ import served
 from langgraph.store.memory import InMemoryStore
 from memory_graphs import noting, said
 from scripted import GRAPHS, World, obedient, tool_node_graph
-from sqlalchemy import literal_column, select, table, text
+from sqlalchemy import literal_column, select, table, text, update
 
 import agentgit
 from agentgit import Corrupt, SQLModelSaver
 from agentgit.errors import AgentGitError, NotFound
 from agentgit.sessions.reports import Finding
 from agentgit.store.maintenance.fsck import reading
+from agentgit.store.maintenance.fsck.reading import FsckReport, checked
+from agentgit.store.maintenance.fsck.rows import references_within_sessions
 from agentgit.store.sql.tables import TOOL_INVOCATION
 
 JUNK = bytes(range(32))
@@ -81,6 +85,18 @@ def of(repo, level):
 
 S, B, C, P = "external_session", "internal_session", "tool_invocation", "checkpoint"
 G, W, L, DOING, V = "graph_checkpoint", "graph_write", "world_log", "operation", "blob"
+CIRCLE = """
+    UPDATE internal_session
+    SET parent_id = (SELECT b.id FROM internal_session b WHERE b.id <> internal_session.id),
+        branch_point_id = (SELECT max(c.id) FROM checkpoint c WHERE c.internal_session_id <> internal_session.id)
+"""
+"""Makes both branches ancestors of each other."""
+REPEAT = """
+    INSERT INTO world_log
+    SELECT external_session_id, seq + one.number, invocation_id, one.action, NULL, created_at FROM world_log, {0} one
+    WHERE invocation_id NOT IN (SELECT invocation_id FROM world_log WHERE action = 'reversed')
+"""
+"""Adds entries to the world log for each call that is done."""
 DAMAGES = {
     "a value is gone": (1, "DELETE FROM blob WHERE {message}", V, "its item"),
     "a list is gone": (1, "DELETE FROM blob WHERE type = 'list' AND size = 8", G, "its value"),
@@ -111,7 +127,10 @@ DAMAGES = {
     "a count is another": (2, "UPDATE graph_checkpoint SET message_count = 99", G, "99 messages"),
     "a write's value is gone": (1, "UPDATE graph_write SET value = :junk", W, "its value"),
     "a session's metadata is torn": (2, "UPDATE external_session SET meta = :junk", S, "meta"),
-    "a branch is its own ancestor": (1, "UPDATE internal_session SET parent_id = id", B, "its own ancestor"),
+    "a branch is its own ancestor": (1, CIRCLE, B, "its own ancestor"),
+    "a branch has no head": (
+        1, "UPDATE internal_session SET head_id = NULL WHERE name = 'main'", B, "it has checkpoints, but no head",
+    ),
     "a branch's thread is gone": (
         1, "DELETE FROM graph_checkpoint WHERE thread_id LIKE 'agentgit-%'", P, "its graph checkpoint",
     ),
@@ -139,6 +158,17 @@ DAMAGES = {
     "a call has not begun": (1, "UPDATE tool_invocation SET status = 'intended'", C, "its status is intended"),
     "the world tells another thing": (
         1, "UPDATE world_log SET action = 'done' WHERE action = 'reversed'", C, "in the world log is done",
+    ),
+    "a call was done twice": (
+        1, REPEAT.format("(SELECT 1000 AS number, 'done' AS action)"), C, "done comes after done",
+    ),
+    "a call failed and was done again": (
+        1, REPEAT.format("(SELECT 1000 AS number, 'failed' AS action UNION ALL SELECT 2000, 'done')"),
+        C, "failed comes after done",
+    ),
+    "a call was reversed before it was done": (
+        1, "UPDATE world_log SET seq = seq + 1000 WHERE action = 'done' AND invocation_id IN "
+        "(SELECT w.invocation_id FROM world_log w WHERE w.action = 'reversed')", C, "done comes after reversed",
     ),
     "a checkpoint has no user": (1, "UPDATE checkpoint SET user_id = 5", P, "its user 5"),
     "a tag has no user": (1, "UPDATE tag SET user_id = 5", "tag 'v1'", "its user 5"),
@@ -279,6 +309,106 @@ def test_a_check_of_one_session_finds_its_damage_and_no_other(lived):
     assert lived.maintenance.fsck(3, session=other.id).is_sound
     with pytest.raises(NotFound):
         lived.maintenance.fsck(session="none")
+
+
+def test_a_reference_to_a_row_of_another_session_is_found(repo, world, tmp_path):
+    for name in ("s", "beside"):
+        graph = tool_node_graph(obedient(), world.tools())
+        agent = repo.wrap(graph, name, effects=world.effects(), workspace=tmp_path / name)
+        agent.run("add a")
+        agent.session.tag("HEAD", name, branch=agent.branch_id)
+        agent.rollback("main#1")
+    assert repo.maintenance.fsck(3).is_sound
+    mine, beside = (FsckReport(None, 1, repo.session(name).id) for name in ("s", "beside"))
+    found = {}
+    for column, target in references_within_sessions():
+        key = column.table.primary_key
+        with backend.reading(repo) as transaction:
+            *row, before = transaction.execute(checked(mine, *key, column)).first()
+            stranger = transaction.execute(checked(beside, target.c.id)).scalars().first()
+        is_row = [part == value for part, value in zip(key, row, strict=True)]
+        change = update(column.table).where(*is_row)
+        backend.write(
+            repo, lambda c, change=change, name=column.name, to=stranger: c.execute(change.values({name: to}))
+        )
+        whole = repo.maintenance.fsck(1).findings
+        assert repo.maintenance.fsck(1, session="s").findings == whole
+        assert repo.maintenance.fsck(1, session="beside").is_sound
+        found[str(column)] = [one.what for one in whole if f"its {column.name} {stranger}" in one.what]
+        backend.write(repo, lambda c, change=change, name=column.name, to=before: c.execute(change.values({name: to})))
+    assert found.keys() == {
+        "checkpoint.workspace_snapshot_id", "operation.target_id", "tag.checkpoint_id", "tool_invocation.parent_id",
+        "tool_invocation.replay_of", "world_log.invocation_id", "world_log.operation_id",
+    }  # fmt: skip
+    assert [column for column, whats in found.items() if len(whats) != 1 or "of its session" not in whats[0]] == []
+    assert repo.maintenance.fsck(3).is_sound
+
+
+def test_a_circle_of_branches_ends_with_the_name_of_the_branch(lived):
+    damage(lived, CIRCLE)
+    session = lived.session("s")
+    for read in (session.tool_track, lambda: list(session.log()), lambda: session.plan_rollback("main#1")):
+        with pytest.raises(Corrupt, match="The ancestors of branch main"):
+            read()
+    assert str(session.tree())
+    assert str(session.folded_tree())
+
+
+IN_DOUBT = ("unknown", "reverse_failed", "reverse_unknown")
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_true_histories_have_no_findings(repo, seed):
+    """Turns, failing tools and undo functions, rollbacks, redo, switches, forks, exploration, imports and templates."""
+    rng, world, done = random.Random(seed), World(), set()  # noqa: S311  # not a secret
+    graph = tool_node_graph(obedient(), world.tools())
+    names = ["s"]
+
+    def point():
+        return rng.choice(list(repo.session(names[-1]).log()))
+
+    def branch():
+        return rng.choice([one.name for one in repo.session(names[-1]).branches()])
+
+    def orders():
+        return "; ".join(rng.sample(["add a", "charge 5", "send hi", "note n", "look", "add b", "fail x"], 2))
+
+    def doubtful():
+        return rng.choice([one for one in backend.journal(repo) if one.status in IN_DOUBT])
+
+    def take(file):
+        names.append(repo.import_(file).session.session_name)
+
+    verbs = {
+        "turn": lambda agent: agent.run(orders()),
+        "another turn": lambda agent: agent.run(orders()),
+        "failing turn": lambda agent: agent.run(rng.choice(["fail x", "add b; fail x"])),
+        "rollback": lambda agent: agent.rollback(point(), force=True),
+        "rollback that runs calls": lambda agent: agent.rollback(point(), replay="execute", force=True),
+        "undo that fails": lambda agent: world.broken.update(["a", "5"]) or agent.undo(force=True),
+        "undo": lambda agent: world.broken.clear() or agent.undo(force=True),
+        "redo": lambda _: repo.session(names[-1]).redo(force=True),
+        "switch": lambda _: repo.session(names[-1]).switch(branch(), force=True),
+        "fork": lambda agent: agent.fork(point()),
+        "explore": lambda agent: agent.explore([orders()], 2),
+        "named": lambda agent: agent.session.tag(agent.checkpoint().id, f"v{rng.random()}"),
+        "resume": lambda _: (
+            world.broken.clear() or repo.resume(repo.session(names[-1]).operations()[-1].id, force=True)
+        ),
+        "resolve": lambda _: repo.resolve(doubtful(), rng.choice(["happened", "did_not_happen"])),
+        "import": lambda _: take(BytesIO(exports.written(repo, names[-1]))),
+        "template": lambda agent: repo.wrap(graph, f"t{rng.random()}", effects=world.effects(), template=point()),
+        "retention": lambda _: repo.session(names[-1]).cleanup_auto_checkpoints(keep=1),
+    }
+    repo.wrap(graph, "s", effects=world.effects()).run("add a; charge 5")
+    for _ in range(30):
+        verb = rng.choice([*verbs, "turn", "turn", "turn"])
+        with suppress(RuntimeError, AgentGitError, LookupError):  # a tool raises, or the verb is refused here
+            verbs[verb](repo.wrap(graph, names[-1], effects=world.effects()))
+            done.add(verb)
+    assert repo.maintenance.fsck(3).findings == ()
+    assert all(repo.maintenance.fsck(3, session=one).is_sound for one in repo.sessions())
+    assert len(done) > 6
 
 
 def test_fsck_names_a_write_to_memory_without_its_item():

@@ -67,7 +67,8 @@ def changed(records: list[dict[str, Any]], n: int, way: tuple[Any, ...], value: 
             new = leaf(records[n]["type"], decode_bytes(records[n]["data"])).hash.hex()
         except (ValueError, TypeError, LookupError, AttributeError):
             return is_other
-        for record in (one for one in of(records, "list") if isinstance(one["data"], dict)):
+        lists = (one for one in of(records, "list") if isinstance(one["data"], dict) and "items" in one["data"])
+        for record in lists:  # but for one that was just made one
             record["data"]["items"] = [new if key == old else key for key in record["data"]["items"]]
         records[n]["hash"] = new
     return is_other

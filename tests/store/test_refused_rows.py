@@ -11,6 +11,7 @@ from sqlalchemy.types import TypeDecorator
 
 import agentgit
 from agentgit.errors import AgentGitError
+from agentgit.store.sql.columns import Flag, UTCDateTime
 from agentgit.store.sql.tables import METADATA
 
 TABLES = [table for table in METADATA.sorted_tables if table.name != "event"]  # its triggers refuse every change
@@ -119,6 +120,28 @@ def test_a_reference_to_nothing_is_refused(lived):
     assert wrong == []
 
 
+def test_a_branch_with_half_an_origin_is_refused(lived):
+    with backend.reading(lived) as transaction:
+        table = METADATA.tables["internal_session"]
+        root, fork = transaction.execute(select(table).order_by(table.c.id)).all()
+    wrong = [
+        (root, {"branch_point_id": root.head_id}),
+        (root, {"branch_point_id": 7}),
+        (root, {"parent_id": root.id, "branch_point_id": root.head_id}),
+        (fork, {"parent_id": None}),
+        (fork, {"branch_point_id": None}),
+        (fork, {"parent_id": fork.id, "branch_point_id": fork.head_id}),
+    ]
+    for row, values in wrong:
+        with pytest.raises(AgentGitError):
+            backend.change(lived, "internal_session", row.id, **values)
+
+
+def test_a_number_below_the_first_is_refused(lived):
+    assert refused(lived, METADATA.tables["tool_invocation"], arrival=-1)
+    assert refused(lived, METADATA.tables["checkpoint"], number=0)
+
+
 def test_a_value_of_another_type_is_refused(lived):
     is_sqlite, wrong = backend.is_sqlite(lived), []
     for table in TABLES:
@@ -164,8 +187,9 @@ def test_the_migration_makes_the_constraints_of_the_models(database):
     with database.reading() as transaction:
         made = {name.strip('"'): text for name, text in transaction.connection.exec_driver_sql(query)}
     for table in METADATA.sorted_tables:
+        typed = {column.name for column in table.c if isinstance(column.type, UTCDateTime | Flag)}
         for one in (one for one in table.constraints if isinstance(one, CheckConstraint)):
-            is_sqlite_only = " IN ('" not in str(one.sqltext)
+            is_sqlite_only = str(one.name).removeprefix(f"ck_{table.name}_") in typed
             if database.is_sqlite and table.name != "event":
                 assert f"CONSTRAINT {one.name} CHECK ({one.sqltext})" in made[table.name], one.name
             elif not database.is_sqlite and not is_sqlite_only:

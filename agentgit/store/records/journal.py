@@ -73,6 +73,21 @@ LAST_LOGGED_STATUSES = {status: (status,) for status in LOGGED_STATUSES} | dict.
 )
 """For each status, the possible last events of the call in the world log. With other statuses it has no event."""
 
+
+def _next_logged(status: str) -> list[str]:
+    """Return the statuses that may come next in the world log."""
+    reached: set[str] = set()
+    unlogged = [status]
+    while unlogged:
+        after = TRANSITIONS.get(unlogged.pop(), frozenset()) - reached
+        reached |= after
+        unlogged += after - LOGGED_STATUSES
+    return sorted(reached & LOGGED_STATUSES)
+
+
+NEXT_LOGGED = {status: _next_logged(status) for status in sorted(LOGGED_STATUSES)}
+"""For each event of a call in the world log, the events of the call that may follow it."""
+
 AUDITED_STATUSES = LOGGED_STATUSES | {REVERSE_FAILED}
 """The statuses that are recorded in the audit trail."""
 

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from sqlalchemy import Row, Select, String, bindparam, func, literal, select, union_all, update
 
 from agentgit.checkpoints import references
-from agentgit.errors import Conflict, Simulated
+from agentgit.errors import Conflict, Corrupt, Simulated
 from agentgit.next_steps import Next
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.rerun import DONE
@@ -346,6 +346,9 @@ class SessionStore:
         branches = [branch]
         while branches[-1].parent_id is not None:
             branches.append(ancestors[branches[-1].parent_id])
+            if len(branches) > len(ancestors):
+                name = f"internal_session {branch.id}"
+                raise Corrupt(f"The ancestors of branch {branch.name} lead back to themselves.", Next("fsck"), row=name)
         point_numbers = self._checkpoint_numbers(transaction, [row.branch_point_id for row in branches[:-1]])
         # The first checkpoint of a branch stands for its branch point, so the parent's segment ends before that point.
         last_numbers = [None, *(point_numbers[row.branch_point_id] - 1 for row in branches[:-1])]

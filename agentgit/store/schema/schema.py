@@ -16,7 +16,7 @@ from agentgit.store.schema.migrations import TABLE_NAMES, VERSION_TABLE
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.sql.url import redacted_url
 
-REVISION = "0001c"
+REVISION = "0001d"
 """The newest migration. A test compares it with the folder."""
 
 ADVISORY_LOCK = 0x61676974

@@ -177,6 +177,8 @@ class InternalSessionRow(TableRow, table=True):
         column.reference("id head_id", "checkpoint internal_session_id id", mutual=True),
         column.reference("parent_id branch_point_id", "checkpoint internal_session_id id", mutual=True),
         column.one_of("status", BRANCH_STATUSES),
+        CheckConstraint("parent_id <> id", name="parent"),
+        CheckConstraint("(parent_id IS NULL) = (branch_point_id IS NULL)", name="branch_point"),
     )
     id: int = field(ID, primary_key=True)
     external_session_id: int = field(ID)
@@ -219,6 +221,7 @@ class CheckpointRow(TableRow, table=True):
         column.reference("workspace_snapshot_id", "workspace_snapshot", deferred=True),
         column.one_of("kind", CHECKPOINT_KINDS),
         CheckConstraint("(kind = 'named') <> is_auto", name="named"),
+        CheckConstraint("number > 0", name="number"),
     )
     id: int = field(ID, primary_key=True)
     internal_session_id: int = field(ID)
@@ -338,6 +341,7 @@ class ToolInvocationRow(TableRow, table=True):
         column.one_of("effect", map(str, RECORDED_KINDS)),
         column.one_of("status", CALL_STATUSES),
         column.one_of("kind", CALL_KINDS),
+        CheckConstraint("arrival >= 0", name="arrival"),
     )
     id: int = field(ID, primary_key=True)
     external_session_id: int = field(ID)

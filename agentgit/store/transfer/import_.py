@@ -14,7 +14,7 @@ from agentgit.errors import Conflict, Corrupt, InvalidInput
 from agentgit.sessions.session import DONE, IMPORTED, idle_status
 from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance.fsck.check import check_session
-from agentgit.store.maintenance.fsck.reading import format_value
+from agentgit.store.maintenance.fsck.reading import row_name
 from agentgit.store.objects.blobs import BlobStore, Leaf, NewValues, compact, pack_list
 from agentgit.store.objects.packing import CHUNK, CHUNKED, RAW, Chunk
 from agentgit.store.sql import tables as t
@@ -158,16 +158,9 @@ class _NewRows:
         """Return the number of the line whose row has this name in a finding; that of the last one if none has."""
         number = 0
         for number, table, row in self.read(stream):
-            if name == _row_name(table, row):
+            if name == row_name(table, [row[column.name] for column in table.primary_key]):
                 return number
         return number + 1
-
-
-def _row_name(table: Table, row: Mapping[str, Any]) -> str:
-    """Return the name that a finding gives to a row."""
-    if table is t.TAG:
-        return f"tag {row['name']!r}"
-    return f"{table.name} " + "/".join(format_value(row[column.name]) for column in table.primary_key)
 
 
 class _Buffer:

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from sqlalchemy import select
+from sqlalchemy import Table, select
 from sqlalchemy.exc import DBAPIError
 
 from agentgit.errors import AgentGitError, Corrupt, KeyMissing
 from agentgit.sessions.reports import Finding, OnProgress
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import is_dbapi_error
-from agentgit.store.sql.tables import BRANCH, SESSION, USER
+from agentgit.store.sql.tables import BRANCH, SESSION, TAG, USER
 from agentgit.store.sql.transaction import Reading
 
 REFERENCES, HASHES, HEADS = 1, 2, 3
@@ -107,8 +107,7 @@ def read_rows(transaction: Reading, query: Any, report: FsckReport, *, counted: 
             try:
                 row = convert(raw)
             except (ValueError, TypeError, LookupError, ArithmeticError, KeyMissing, Corrupt) as error:
-                name = "/".join(format_value(raw[n]) for n in keys)
-                report.add(f"{table.name} {name}", f"it cannot be read: {error}".rstrip("."), RESTORE)
+                report.add(row_name(table, [raw[n] for n in keys]), f"it cannot be read: {error}".rstrip("."), RESTORE)
             else:
                 yield row
         report.advance(len(page) if counted else 0)
@@ -119,6 +118,11 @@ def read_raw_rows(transaction: Reading, query: Any, report: FsckReport) -> Itera
     for page in CompiledStatement(query).pages(transaction, raw=True):
         yield from page
         report.advance(len(page))
+
+
+def row_name(table: Table, key: Sequence[Any]) -> str:
+    """Return the name that a finding gives to a row with a primary key."""
+    return f"tag {key[1]!r}" if table is TAG else f"{table.name} {'/'.join(map(format_value, key))}"
 
 
 def format_value(value: Any) -> str:

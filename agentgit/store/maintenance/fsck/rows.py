@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from sqlalchemy import and_, func, select
+from sqlalchemy import Column, ColumnElement, FromClause, Table, and_, exists, func, not_, or_, select
 
 from agentgit.effects.invocation import REDO
 from agentgit.effects.kinds import MEMORY
 from agentgit.effects.memory import names_item
 from agentgit.errors import Corrupt
 from agentgit.store.maintenance.erasure import list_erased_users
-from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, checked, read_rows
-from agentgit.store.records.journal import LAST_LOGGED_STATUSES
+from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, checked, read_rows, row_name
+from agentgit.store.records.journal import LAST_LOGGED_STATUSES, NEXT_LOGGED
 from agentgit.store.records.session_access import NO_LINK
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import (
@@ -23,6 +23,7 @@ from agentgit.store.sql.tables import (
     CHECKPOINT,
     EVENT,
     GRAPH_CHECKPOINT,
+    METADATA,
     OPERATION,
     SESSION,
     SESSION_LINK,
@@ -52,12 +53,13 @@ class RowCheck:
         self.positions: dict[int, tuple[int, int]] = {id: (branch_id, position) for id, branch_id, position in rows}
         """The branch of each checkpoint, and its position on the tool track."""
         self.call_ids = self._read_ids(TOOL_INVOCATION)
-        self.tracks: dict[int, tuple[int, int, int]] = {}
-        """The session of each branch, the number of calls that its track inherits, and the length of its track."""
+        self.tracks: dict[int, tuple[int, int]] = {}
+        """The number of calls that the track of each branch inherits, and the length of its track."""
 
     def run(self) -> None:
         """Run all checks. One that cannot go on does not prevent the others."""
         for check in (
+            self.check_references,
             self.check_json,
             self.check_branches,
             self.check_checkpoints,
@@ -92,6 +94,16 @@ class RowCheck:
             except Corrupt:
                 self.report.add(row, f"its {name} cannot be read", RESTORE)
 
+    def check_references(self) -> None:
+        """Check that what refers to a row by its id alone refers to one of its own session."""
+        for column, target in references_within_sessions():
+            table, owned = column.table, target.alias()
+            is_own = owned.c.id == column, _session_of(owned, table) == _session_of(table, owned)
+            keys = self._select(*table.primary_key, column).where(column.is_not(None), ~exists().where(*is_own))
+            for *key, id in self.transaction.execute(keys):
+                problem = f"its {column.name} {id} is no {target.name} of its session"
+                self.report.add(row_name(table, key), problem, RESTORE)
+
     def check_json(self) -> None:
         """Check the objects of sessions, events and snapshots of files."""
         for column in (SESSION.c.meta, EVENT.c.detail, WORKSPACE_SNAPSHOT.c.settings):
@@ -103,16 +115,17 @@ class RowCheck:
         c = BRANCH.c
         calls = self._select(TOOL_INVOCATION.c.internal_session_id, func.count()).where(TOOL_INVOCATION.c.kind != REDO)
         counts = dict(self._read_raw(calls.group_by(TOOL_INVOCATION.c.internal_session_id)))
-        columns = (c.id, c.external_session_id, c.parent_id, c.branch_point_id, c.inherited, c.meta)
+        columns = (c.id, c.parent_id, c.branch_point_id, c.head_id, c.inherited, c.meta)
         rows = list(self.read(*columns))
-        self.tracks = {
-            row.id: (row.external_session_id, row.inherited, row.inherited + counts.get(row.id, 0)) for row in rows
-        }
+        self.tracks = {row.id: (row.inherited, row.inherited + counts.get(row.id, 0)) for row in rows}
+        with_checkpoints = {branch_id for branch_id, _ in self.positions.values()}
         cycles = find_cycles({row.id: row.parent_id for row in rows})
         for row in rows:
             name = f"internal_session {row.id}"
             if row.id in cycles:
                 self.report.add(name, "it is its own ancestor", RESTORE)
+            if row.head_id is None and row.id in with_checkpoints:
+                self.report.add(name, "it has checkpoints, but no head", RESTORE)
             _, most = self.positions.get(row.branch_point_id or 0, (0, 0))
             # A branch that executed its calls again has the whole track itself and inherits nothing.
             is_valid = row.inherited in (0, most) or (0 < row.inherited < most and self._starts_before_point(row))
@@ -136,7 +149,7 @@ class RowCheck:
         for row in read_rows(self.transaction, _with_states(self.report), self.report):
             name = f"checkpoint {row.id}"
             self.require_existing(name, "user", row.user_id, self.author_ids, RESTORE)
-            _, inherited, calls = self.tracks.get(row.internal_session_id, (0, 0, row.position))
+            inherited, calls = self.tracks.get(row.internal_session_id, (0, row.position))
             if not inherited <= row.position <= calls:
                 problem = f"its position is {row.position}, but its branch has {inherited} to {calls} calls"
                 self.report.add(name, problem, RESTORE)
@@ -150,12 +163,9 @@ class RowCheck:
                 self.report.add(name, "its state_hash or message_count does not match its graph checkpoint", RESTORE)
 
     def check_tags(self) -> None:
-        for row in self.read(TAG.c.name, TAG.c.external_session_id, TAG.c.checkpoint_id, TAG.c.user_id):
-            name = f"tag {row.name!r}"
+        for row in self.read(TAG.c.external_session_id, TAG.c.name, TAG.c.user_id):
+            name = row_name(TAG, (row.external_session_id, row.name))
             self.require_existing(name, "user", row.user_id, self.author_ids, RESTORE)
-            branch_id, _ = self.positions.get(row.checkpoint_id, (0, 0))
-            if self.tracks.get(branch_id, (row.external_session_id,))[0] != row.external_session_id:
-                self.report.add(name, "its checkpoint belongs to another session", "Remove the tag.")
 
     # -- what tools did
 
@@ -189,22 +199,30 @@ class RowCheck:
                     self.require_existing(name, "call", step["invocation"], self.call_ids, RESTORE)
 
     def check_world(self) -> None:
-        """Check that no branch has seen more than happened, and compare each call with its last entry in the log."""
-        log = WORLD_LOG.c
+        """Check that no branch has seen more than happened, and the entries of each call in the log."""
+        log, call = WORLD_LOG.c, TOOL_INVOCATION.c
         last_seq = select(func.max(log.seq)).where(log.external_session_id == BRANCH.c.external_session_id)
         is_beyond_end = BRANCH.c.world_seen > func.coalesce(last_seq.correlate(BRANCH).scalar_subquery(), 0)
         for id, count in self.transaction.execute(self._select(BRANCH.c.id, BRANCH.c.world_seen).where(is_beyond_end)):
             problem = f"it has seen {count} entries of the world log, which has fewer"
             self.report.add(f"internal_session {id}", problem, RESTORE)
-        keys = (log.external_session_id, log.invocation_id)
-        last = self._select(*keys, func.max(log.seq).label("seq")).group_by(*keys).subquery()
-        is_last = and_(log.external_session_id == last.c.external_session_id, log.seq == last.c.seq)
-        joined = last.join(WORLD_LOG, is_last).join(TOOL_INVOCATION, TOOL_INVOCATION.c.id == log.invocation_id)
-        query = select(TOOL_INVOCATION.c.id, TOOL_INVOCATION.c.status, log.action).select_from(joined)
-        for id, status, action in self.transaction.execute(query.where(TOOL_INVOCATION.c.status != log.action)):
-            if action not in LAST_LOGGED_STATUSES.get(status, ()):
+        columns = (log.external_session_id, log.invocation_id, log.seq, log.action)
+        after = func.lead(log.action).over(partition_by=columns[:2], order_by=log.seq).label("after")
+        entry = self._select(*columns, after).subquery().c
+        is_of_call = and_(call.id == entry.invocation_id, call.external_session_id == entry.external_session_id)
+        is_followed = entry.after.is_not(None)
+        is_wrong = (
+            and_(not_(is_followed), entry.action != call.status),
+            *(and_(is_followed, entry.action == one, entry.after.not_in(NEXT_LOGGED[one])) for one in NEXT_LOGGED),
+        )
+        query = select(call.id, call.status, entry.action, entry.after).where(is_of_call, or_(*is_wrong))
+        for id, status, action, following in self.transaction.execute(query):
+            name = f"tool_invocation {id}"
+            if following is not None:
+                self.report.add(name, f"in the world log, {following} comes after {action}", RESTORE)
+            elif action not in LAST_LOGGED_STATUSES.get(status, ()):
                 problem = f"its status is {status}, but its last entry in the world log is {action}"
-                self.report.add(f"tool_invocation {id}", problem, RESTORE)
+                self.report.add(name, problem, RESTORE)
 
     def check_members(self) -> None:
         """Check that each member was added by name or by a link of the same session."""
@@ -215,6 +233,29 @@ class RowCheck:
             self.require_existing(name, "link", link_id, sessions, DELETE_ROW)
             if sessions.get(link_id, 0) not in (0, session_id):
                 self.report.add(name, "its link is for another session", DELETE_ROW)
+
+
+def references_within_sessions() -> Iterator[tuple[Column[Any], Table]]:
+    """Yield each foreign key of one column between two tables of a session, unless it says which session it is."""
+    for table in METADATA.sorted_tables:
+        for key in table.foreign_key_constraints:
+            column, target = key.columns[0], key.referred_table
+            is_of_session = _owner_of(table) is not None and _owner_of(target) is not None
+            if len(key.columns) == 1 and is_of_session and column is not _owner_of(table):
+                yield column, target
+
+
+def _owner_of(table: FromClause) -> ColumnElement[Any] | None:
+    """Return the column of a table that says which session, or else which branch, a row belongs to."""
+    return table.c.get("external_session_id", table.c.get("internal_session_id"))
+
+
+def _session_of(table: FromClause, other: FromClause) -> Any:
+    """Return the session of a row for a query that has another table, too."""
+    if "external_session_id" in table.c:
+        return table.c.external_session_id
+    query = select(BRANCH.c.external_session_id).where(BRANCH.c.id == table.c.internal_session_id)
+    return query.correlate(table, other).scalar_subquery()
 
 
 def _with_states(report: FsckReport) -> Any:
