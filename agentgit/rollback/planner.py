@@ -419,10 +419,9 @@ class Planner:
         """
         rows = self.store.operations.of_branch(transaction, branch_id)
         requests = [as_object(row.request) for row in rows]
-        if (
-            damaged := next((row for row, one in zip(rows, requests, strict=True) if "steps" not in one), None)
-        ) is not None:
-            raise unreadable_row("operation", damaged.id)
+        for row, request in zip(rows, requests, strict=True):
+            if "steps" not in request:
+                raise unreadable_row("operation", row.id)
         kept_ids = self.store.world.with_repeated_ids(
             transaction,
             (
