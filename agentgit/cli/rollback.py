@@ -21,6 +21,7 @@ from agentgit.cli.options import (
 from agentgit.cli.output import HOST
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.errors import PlanChanged, RollbackBlocked, RollbackIncomplete
+from agentgit.next_steps import Next
 from agentgit.render.records import record
 from agentgit.render.text import clean, place
 from agentgit.render.view import Span
@@ -250,6 +251,10 @@ def run_confirmed(plan: RollbackPlan, run: Callable[..., Any], verb: str, *, yes
             output.confirm(question, partial(print_rollback, shown), yes=yes)
         try:
             return run(plan=plan)
+        except KeyboardInterrupt:
+            step = Next("list_operations").worded(output.medium().face)
+            output.print_notice(f"Interrupted, perhaps half way. {step}.")
+            raise
         except PlanChanged as changed:
             if yes or not sys.stdin.isatty():
                 raise

@@ -6,6 +6,8 @@ import sys
 from pathlib import Path
 from types import ModuleType
 
+import faults
+import points
 import processes
 import pytest
 from banking import says
@@ -242,3 +244,10 @@ def test_replay_by_execution_needs_trusted_tools(folder):
     assert [item["invocation"]["args"]["item"] for item in report["reversed"]] == ["jug", "cup"]
     assert [item["invocation"]["args"]["item"] for item in report["redone"]] == ["cup"]
     assert folder.items == ["cup"]
+
+
+def test_ctrl_c_in_a_rollback_says_where_it_may_have_stopped(folder):
+    folder.play(call("put", item="cup"))
+    with faults.fails(points.BEGIN_OPERATION, KeyboardInterrupt()):
+        done = folder.run("undo", "--yes")
+    assert "Interrupted, perhaps half way. agentgit status --operations lists them." in done.err
