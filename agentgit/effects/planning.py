@@ -198,7 +198,7 @@ def _plan_call(call: ToolInvocation, knowledge: Knowledge, tools: str) -> PlanSt
         again = f"its tool started {call.runs} times to ask a person, so what it does before asking ran each time"
         reason = join_reasons([reason, again])
     is_reversible = action == REVERSE and call.effect != COMPENSABLE
-    if tools == "keep" and action != KEEP:
+    if tools == "keep" and (action != KEEP or call.status == invocation.UNKNOWN):
         action, reason = KEEP, "the world is left alone, as requested"
     elif tools == "reversible" and action != KEEP and not is_reversible and call.status != invocation.INTENDED:
         action, reason = KEEP, join_reasons(["only reversible effects are reversed", reason])
