@@ -185,9 +185,10 @@ class RollbackEngine:
                     lambda c, refusals: self.resumption.plan_new_effects(c, row, refusals)
                 )
                 refusals, files = filter_refusals(precheck_answers), self.files.plan_changed_since(row, force=force)
-                add = functools.partial(self.resumption.add_new_steps, files=files, force=force, confirmed=plan)
                 try:
-                    self.store.database.write(lambda c: add(c, row, refusals))
+                    self.store.database.write(
+                        lambda c: self.resumption.add_new_steps(c, row, refusals, files, force=force, confirmed=plan)
+                    )
                 except (PlanChanged, RollbackBlocked):
                     self.store.database.write(lambda c: self.resumption.release(c, row))
                     raise

@@ -136,8 +136,8 @@ class RollbackFiles:
     def _plan(self, session_id: int, snapshot: SnapshotRef, *, has_begun: bool = False, **options: Any) -> FileChanges:
         if not has_begun:
             self.require_no_half_restore(session_id)
-        adapter, options = self._adapter(session_id, snapshot), {**options, "has_begun": has_begun}
-        return adapter.plan(snapshot, self._history(session_id, snapshot, adapter, **options))
+        adapter = self._adapter(session_id, snapshot)
+        return adapter.plan(snapshot, self._history(session_id, snapshot, adapter, has_begun=has_begun, **options))
 
     def plan_changed_since(self, row: StoredRow, *, force: bool) -> FileChanges | None:
         """Return what an operation would do to files that turns or other operations have changed since it began.

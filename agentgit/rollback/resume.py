@@ -76,8 +76,8 @@ class Resumption:
         transaction: Writing,
         row: StoredRow,
         refusals: Refusals,
-        *,
         files: FileChanges | None,
+        *,
         force: bool,
         confirmed: ConfirmedPlan,
     ) -> None:

@@ -22,6 +22,7 @@ from agentgit.errors import Corrupt
 from agentgit.sessions.messages import from_stored, text_of
 from agentgit.store.objects.blobs import Leaf, shared_prefix
 from agentgit.store.objects.plain_values import CUSTOM_SERDE, show_message
+from agentgit.store.records.checkpoints import CHECKPOINT_WITH_BRANCH
 from agentgit.store.records.sessions import SessionStore, StoredRow
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
@@ -139,10 +140,10 @@ class SearchIndex:
                     leaves |= blobs.get_many(transaction, [key])
         for number, key in new_messages:
             if key in leaves and leaves[key].type != CUSTOM_SERDE:
-                text = ""
+                words = ""
                 with suppress(Corrupt, *UNREADABLE):
-                    text = text_of_message(leaves[key]).text
-                yield NewText(number, MESSAGE, text, hash=key)
+                    words = text_of_message(leaves[key]).text
+                yield NewText(number, MESSAGE, words, hash=key)
 
     def _previous_checkpoint(self, transaction: Reading, first_row: StoredRow) -> StoredRow | None:
         """Return the last indexed checkpoint or, if it is unknown, the branch point; None if there is none."""
@@ -291,10 +292,8 @@ def text_of_checkpoint(row: StoredRow) -> SearchableText:
 # -- statements
 
 _C = CHECKPOINT.c
-_BRANCH_COLUMNS = ("thread_id", "searched", "inherited", "external_session_id", "parent_id", "branch_point_id")
-_WITH_BRANCH = select(CHECKPOINT, *(BRANCH.c[name] for name in _BRANCH_COLUMNS)).join_from(
-    CHECKPOINT, BRANCH, BRANCH.c.id == _C.internal_session_id
-)
+_BRANCH_COLUMNS = ("searched", "inherited", "parent_id", "branch_point_id")
+_WITH_BRANCH = CHECKPOINT_WITH_BRANCH.add_columns(*(BRANCH.c[name] for name in _BRANCH_COLUMNS))
 # The branches are locked, because the reader then updates `searched`.
 _NEXT = CompiledStatement(
     _WITH_BRANCH.where(BRANCH.c.external_session_id == bindparam("session"), _C.number > BRANCH.c.searched)
