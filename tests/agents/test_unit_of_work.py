@@ -58,12 +58,12 @@ def test_steps_whose_write_failed_in_the_background_are_written_later(repo):
             failed.set()
             raise Unavailable("no space left")
 
-    def fail():
-        with faults.before(points.EVERY_WRITE, refuse, in_this_thread=False):
-            assert failed.wait(TIME)
+    def wait():
+        assert failed.wait(TIME)
 
-    agent = repo.wrap(chain(says("one"), says("failed", fail), says("two")), "s")
-    agent.invoke(HI)
+    agent = repo.wrap(chain(says("one"), says("failed", wait), says("two")), "s")
+    with faults.before(points.EVERY_WRITE, refuse, in_this_thread=False):
+        agent.invoke(HI)
     assert texts(agent) == ["hi", "one", "failed", "two"]
     assert repo.maintenance.fsck(3).is_sound
 

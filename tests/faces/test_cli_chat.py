@@ -322,7 +322,8 @@ def test_an_interrupted_reversal_is_resolved_in_the_chat():
             chat.handle_line(f"/resolve {found[0]} did-not-happen")
             chat.handle_line("/undo")
     assert world.items == []
-    broken, blocked, diverged, perhaps = err.getvalue().splitlines()
+    half_way, broken, blocked, diverged, perhaps = err.getvalue().splitlines()
+    assert half_way == "Interrupted, perhaps half way. /status --operations lists them."
     assert broken == "Interrupted."
     assert "it is unknown whether an earlier rollback reversed it" in blocked
     assert diverged.startswith("error: The world has changed")
