@@ -53,6 +53,11 @@ class TurnInput:
     def is_answer(self) -> bool:
         return isinstance(self.value, Command) and self.value.resume is not None
 
+    @property
+    def is_answer_alone(self) -> bool:
+        """True if the turn does nothing unless something waits for the answer."""
+        return self.is_answer and self.value.update is None and not self.value.goto
+
 
 class UserMessage(dict[str, Any]):
     """The input of a turn that begins only if no question of the graph waits for an answer."""

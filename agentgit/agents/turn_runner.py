@@ -273,6 +273,8 @@ class TurnRunner(DescribedGraph):
         """Return an input as LangGraph takes it, which drops one that has the run id of the step that it found."""
         one_config = merge_configs(self.graph.config, config)
         run_id = {**one_config.get("configurable", {}), **one_config.get("metadata", {})}.get("run_id")
+        if turn_input.is_answer_alone:
+            self._require_waiting(config)
         if run_id is None or not turn_input.is_new:
             return turn_input
         with self._branch.reading() as transaction:
@@ -287,6 +289,16 @@ class TurnRunner(DescribedGraph):
                 "Give each run a run_id of its own, or none."
             )
         return TurnInput(turn_input.value, is_new=False, goes_on=True)
+
+    def _require_waiting(self, config: RunnableConfig) -> None:
+        """Check that something waits for an answer; LangGraph would drop it without a word."""
+        with self._branch.reading() as transaction:
+            newest = self._branch.store.graphs.newest(transaction, self._branch.thread_id)
+            if newest is not None and self._branch.store.is_interrupted(transaction, newest):
+                return
+        with detached():
+            if newest is None or not self._instrumented_graph.get_state(config).next:
+                raise Conflict("Nothing was run: no question waits for this answer.")
 
     def _is_at_head(self, configurable: Mapping[str, Any]) -> bool:
         """Return whether a config names no checkpoint, or the newest one of the graph or of a subgraph."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import closing, contextmanager, suppress
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import Any, NoReturn
+from typing import Any
 
 from agentgit.errors import AgentGitError, Ambiguous, InvalidInput, NotFound, Unavailable
 from agentgit.next_steps import Next
@@ -42,7 +42,7 @@ class CustomEnvironment:
     def __init__(self, environment: Environment) -> None:
         if not isinstance(environment, Environment):
             raise InvalidInput(f"{environment!r} is not an environment: it needs checkpoint() -> id and restore(id).")
-        self._environment = environment
+        self._environment, self.name = environment, type(environment).__name__
         self.takes_safety = bool(getattr(environment, "takes_safety", False))
         """True if `restore` takes the safety snapshot itself, and returns its id as `safety`."""
 
@@ -73,12 +73,7 @@ class CustomEnvironment:
         except AgentGitError:
             raise
         except Exception as error:
-            name = type(self._environment).__name__
-            raise Unavailable(f"{name}.{method} failed: {type(error).__name__}: {error}") from error
-
-    def refuse(self, feature: str) -> NoReturn:
-        name = type(self._environment).__name__
-        raise InvalidInput(f'{name} can only take and restore snapshots; {feature} needs "git" or "directory".')
+            raise Unavailable(f"{self.name}.{method} failed: {type(error).__name__}: {error}") from error
 
 
 class Engine:
@@ -103,7 +98,8 @@ class Engine:
     def files_for(self, feature: str) -> Files:
         """Return the files; refuse what only they can do if there is a custom environment."""
         if self.custom is not None:
-            self.custom.refuse(feature)
+            text = f'{self.custom.name} can only take and restore snapshots; {feature} needs "git" or "directory".'
+            raise InvalidInput(text)
         return self._files
 
     def _outside(self) -> set[bytes]:
@@ -293,7 +289,7 @@ class Engine:
         self, custom: CustomEnvironment, row: CatalogRow, safety: FileCheckpoint, paths: Sequence[bytes] | None
     ) -> Restored:
         if paths is not None:
-            custom.refuse("paths")
+            self.files_for("paths")
         stored = None if custom.takes_safety else self._add(safety, custom.capture())
         result = custom.restore(row.snapshot.id, row.tree)
         if result.safety is not None:

@@ -59,10 +59,6 @@ class UndoStack:
             self._evict(0)
             self._engine.collect()
 
-    def close(self) -> None:
-        """Close the storage. All entries are already on disk."""
-        self._catalog.close()
-
     def undo(self, n: int = 1) -> tuple[Restored, ...]:
         """Undo the last entries, the newest first; the `message` of each result is the label of its entry.
 

@@ -285,6 +285,26 @@ def test_an_answer_for_a_node_that_the_graph_does_not_have_is_refused(repo, by_s
     assert agent.invoke(Command(resume="yes"))["messages"][-1].content == "yes"
 
 
+def test_an_answer_for_which_nothing_waits_is_refused(repo):
+    """LangGraph drops it without a word: on a new thread, and when the question has its answer."""
+    graph = repo.graph(asking("ask"))
+
+    def refuse(thread):
+        with pytest.raises(Conflict, match="Nothing was run: no question waits for this answer"):
+            graph.invoke(Command(resume="yes"), thread)
+
+    thread = {"configurable": {"thread_id": "t"}}
+    refuse(thread)
+    graph.invoke(say(), thread)
+    graph.invoke(Command(resume="first", update={"messages": [("human", "also this")]}), thread)
+    refuse(thread)
+    graph.invoke(say(), thread)
+    graph.invoke(Command(resume="second"), thread)
+    texts = [one.content for one in graph.get_state(thread).values["messages"]]
+    assert texts[-1] == "second"
+    assert texts.count("first") == 1
+
+
 def test_every_text_of_a_session_shows_what_it_waits_for(repo):
     agent = repo.wrap(asking("ask"), "s")
     agent.invoke(say())

@@ -14,7 +14,7 @@ from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.types import Command, interrupt
 from scripted import agent_graph, call, calls, node_graph, say, scripted, tool_node_graph
 
-from agentgit import Fenced, Workspace, effect, reversible
+from agentgit import Conflict, Fenced, Workspace, effect, reversible
 from agentgit.demo import ScriptedModel
 
 
@@ -337,12 +337,13 @@ def test_an_answer_resumes_at_the_checkpoint_of_its_question(repo, world):
     assert world.items == ["a"]
 
 
-def test_a_second_answer_to_a_question_has_no_effect(repo, world):
+def test_a_second_answer_to_a_question_is_refused_and_has_no_effect(repo, world):
     """LangGraph #6663."""
     graph = tool_node_graph(scripted(call("add_if_approved", item="x"), "ok"), world.tools())
     agent = repo.wrap(graph, "s", effects=world.effects())
     agent.invoke(say())
-    for _ in range(2):
+    agent.invoke(Command(resume="yes"))
+    with pytest.raises(Conflict, match="no question waits for this answer"):
         agent.invoke(Command(resume="yes"))
     assert world.items == ["x"]
     assert [one.status for one in agent.tool_track()] == ["done"]

@@ -7,7 +7,6 @@ import signal
 import stat
 import subprocess
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
@@ -32,7 +31,8 @@ __all__ = ["work"]  # the fixture
 
 @pytest.fixture
 def stack(work, tmp_path):
-    with closing(Workspace(work, tmp_path / "store").undo_stack) as stack:
+    with Workspace(work, tmp_path / "store") as workspace:
+        stack = workspace.undo_stack
         yield stack
 
 
@@ -135,7 +135,8 @@ def test_several_entries_are_undone_at_once(work, stack):
 
 
 def test_the_oldest_entry_is_dropped_beyond_the_limit(work, tmp_path):
-    with closing(Workspace(work, tmp_path / "store").undo_stack) as stack:
+    with Workspace(work, tmp_path / "store") as workspace:
+        stack = workspace.undo_stack
         stack.max_snapshots = 3
         for number in range(6):
             (work / "file").write_bytes(os.urandom(SIZE))
@@ -212,10 +213,12 @@ def test_saves_count_what_changed_since_the_last_one_beside_entries(work, stack)
 
 def test_the_stack_survives_a_restart(work, tmp_path):
     (work / "file").write_text("before")
-    with closing(Workspace(work, tmp_path / "store").undo_stack) as stack:
+    with Workspace(work, tmp_path / "store") as workspace:
+        stack = workspace.undo_stack
         stack.snapshot("edit_file: file", ["file"])
     (work / "file").write_text("after")
-    with closing(Workspace(work, tmp_path / "store").undo_stack) as stack:
+    with Workspace(work, tmp_path / "store") as workspace:
+        stack = workspace.undo_stack
         assert [one.message for one in stack.history] == ["edit_file: file"]
         assert str(stack.undo()[0]) == "restored: file"
     assert (work / "file").read_text() == "before"
@@ -341,7 +344,8 @@ RENAMES = [*(("rename", number) for number in range(1, 7)), *(("link", number) f
 def test_kill_9_leaves_the_stack_consistent(work, tmp_path, where, point):
     for name in "012":
         (work / name).write_text("before")
-    with closing(Workspace(work, tmp_path / "store").undo_stack) as stack:
+    with Workspace(work, tmp_path / "store") as workspace:
+        stack = workspace.undo_stack
         stack.snapshot("three", ["0", "1", "2"])
     for name in "012":
         (work / name).write_text("after")
@@ -349,15 +353,17 @@ def test_kill_9_leaves_the_stack_consistent(work, tmp_path, where, point):
     process.start()
     process.join(300)
     assert process.exitcode == -signal.SIGKILL
-    with closing(Workspace(work, tmp_path / "store").undo_stack) as stack:
-        if where == "add":
-            assert [one.message for one in stack.history] == ["three"]
-        (done,) = stack.undo()
-        assert done.message == "three"
-        assert [(work / name).read_text() for name in "012"] == ["before"] * 3
-        assert sorted(path.name for path in work.iterdir()) == ["0", "1", "2"]
-        bring_back(work, done.safety)
-        assert [(work / name).read_text() for name in "012"] == ["after"] * 3
+    workspace = Workspace(work, tmp_path / "store")
+    stack = workspace.undo_stack
+    if where == "add":
+        assert [one.message for one in stack.history] == ["three"]
+    (done,) = stack.undo()
+    assert done.message == "three"
+    assert [(work / name).read_text() for name in "012"] == ["before"] * 3
+    assert sorted(path.name for path in work.iterdir()) == ["0", "1", "2"]
+    bring_back(work, done.safety)
+    assert [(work / name).read_text() for name in "012"] == ["after"] * 3
+    workspace.close()
 
 
 def test_parallel_snapshots_lose_no_entry(work, tmp_path):
@@ -374,8 +380,6 @@ def test_parallel_snapshots_lose_no_entry(work, tmp_path):
     assert stacks[0].depth == 30
     assert [len(one.deleted) for one in stacks[1].undo(30)] == [1] * 30
     assert picture(work) == {}
-    for stack in stacks:
-        stack.close()
 
 
 def test_waiting_for_a_locked_stack_times_out(work, stack, tmp_path, monkeypatch):
@@ -413,7 +417,8 @@ def test_any_sequence_of_calls_can_be_undone_and_comes_back(steps):
     with TemporaryDirectory() as folder:
         work = Path(folder) / "work"
         work.mkdir()
-        with closing(Workspace(work, Path(folder) / "store").undo_stack) as stack:
+        with Workspace(work, Path(folder) / "store") as workspace:
+            stack = workspace.undo_stack
             past, undone = [], []
             for verb, *how in steps:
                 now = picture(work)
@@ -471,7 +476,8 @@ def test_two_workspaces_of_a_directory_have_the_same_stack(work, tmp_path, monke
 def test_the_snapshots_of_the_whole_workspace_that_no_entry_needs_are_deleted(work, tmp_path):
     workspace = agentgit.Workspace(work, tmp_path / "store")
     (work / "file").write_text("1")
-    with closing(workspace.undo_stack) as stack:
+    with workspace:
+        stack = workspace.undo_stack
         stack.max_snapshots = 2
         for content in "234":
             stack.snapshot("bash")
