@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Any, Literal, overload
 
@@ -28,7 +28,7 @@ from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.effects import Effect, RollbackPlan
 from agentgit.effects.files import FileChanges
 from agentgit.effects.kinds import UNDECLARED
-from agentgit.errors import Conflict
+from agentgit.errors import Conflict, NotFound
 from agentgit.handles.branching import Branching
 from agentgit.handles.context import BranchRef, Context
 from agentgit.next_steps import Next
@@ -202,11 +202,27 @@ class RollbackAgent(BranchReader):
             WorldDiverged: Without a plan: effects or files of other branches would be taken back, too.
             PlanChanged, RollbackBlocked, WorkspaceChanged, Unavailable, RollbackIncomplete: As `rollback`.
         """
-        with self._outside_stream():
-            if plan is None:
-                plan = self._require_own(self.plan_undo(steps, files=files), Next("undo_planned"))
-            to = self._rollbacks.find_previous(self.branch_id, steps, files)[1]
+        with self._outside_stream() as before_id:
+            if plan is not None:
+                to = self._rollbacks.find_previous(self.branch_id, steps, files)[1]
+            else:
+                to = self._find_undone(before_id, steps, files)
+                plan = self._require_own(self.plan_rollback(to, files=files), Next("undo_planned"))
             return self.rollback(to, files=files, force=force, plan=plan)
+
+    def _find_undone(self, before_id: int | None, steps: int, files: FilesOption) -> int:
+        """Return the id of the checkpoint that `undo` goes back to.
+
+        A turn that was ended in its stream, with `before_id` as its first checkpoint, is a step even if it has changed
+        nothing yet.
+        """
+        find = partial(self._rollbacks.find_previous, self.branch_id, files=files)
+        changed = None
+        with suppress(NotFound):
+            changed = find(1)[1]
+        if before_id is None or (changed is not None and changed >= before_id):
+            return find(steps)[1]
+        return before_id if steps == 1 else find(steps - 1)[1]
 
     def _require_own(self, plan: RollbackPlan, planned: Next) -> RollbackPlan:
         """Return a plan that takes back only what this agent has seen, and nothing that others have done."""

@@ -112,8 +112,8 @@ class TurnRunner(DescribedGraph):
         """The last turn that began on an event loop."""
         self._is_ending = False
         """True while a turn on an event loop releases its branch."""
-        self._has_left_stream = False
-        """True if a turn was ended for the verb that begins, because its reader called it."""
+        self._left_turn: Turn | None = None
+        """The turn that was ended for the verb that begins, because the reader of its stream called it."""
 
     @property
     def branch_id(self) -> int:
@@ -430,17 +430,20 @@ class TurnRunner(DescribedGraph):
             if turn.calls.by_run:
                 raise Conflict("Nothing was done: a tool of this turn is running. Read its stream until it has ended.")
             self._end(turn, completed=False)
-            self._has_left_stream = True
+            self._left_turn = turn
 
     @contextmanager
-    def _outside_stream(self) -> Iterator[None]:
-        """End the turn whose stream the caller reads; a refusal of what follows says so."""
+    def _outside_stream(self) -> Iterator[int | None]:
+        """End the turn whose stream the caller reads, and yield the id of its first checkpoint.
+
+        A refusal of what follows says that the turn has ended.
+        """
         self._leave_stream()
-        has_left, self._has_left_stream = self._has_left_stream, False
+        left_turn, self._left_turn = self._left_turn, None
         try:
-            yield
+            yield left_turn.before_id if left_turn is not None else None
         except AgentGitError as error:
-            if has_left and not isinstance(error, RollbackIncomplete):
+            if left_turn is not None and not isinstance(error, RollbackIncomplete):
                 error.message = f"{error.message} The turn whose stream was read has ended."
                 error.next = *error.next, Next("continue")
             raise
@@ -449,7 +452,7 @@ class TurnRunner(DescribedGraph):
         """End the turn whose stream the caller reads, as `_leave_stream`, or wait for one that was abandoned."""
         if (turn := self._read_turn()) is not None and not turn.calls.by_run:
             await asyncio.to_thread(self._end, turn, completed=False)
-            self._has_left_stream = True
+            self._left_turn = turn
         await self._await_previous_turn()
         self._leave_stream()
 

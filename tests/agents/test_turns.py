@@ -16,7 +16,7 @@ import pytest
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import tool
 from langgraph.checkpoint.base import empty_checkpoint
-from scripted import World, node_graph, obedient, say, tool_node_graph
+from scripted import World, node_graph, obedient, obeying, say, tool_node_graph
 
 import agentgit
 from agentgit import AgentGitError, Conflict, InvalidInput, NotFound, SQLModelSaver, Unavailable
@@ -181,6 +181,22 @@ async def test_the_reader_of_an_async_stream_goes_back_inside_of_it(repo, work, 
             after = await agent.aundo() if verb == "aundo" else BACK[verb](agent)
     assert (work / "a.txt").read_text() == "first"
     assert await after.arun("hello") == "hm"
+
+
+@pytest.mark.parametrize("mode", ["checkpoints", "tasks", "values", "updates"])
+@pytest.mark.parametrize(("steps", "items"), [(1, ["chair", "lamp"]), (2, ["chair"]), (3, [])])
+@pytest.mark.parametrize("verb", ["undo", "aundo"])
+async def test_undo_at_the_first_event_of_a_stream_takes_back_its_own_turn_first(repo, verb, mode, steps, items):
+    """The first event may come before the turn has changed anything; the turns before it stay."""
+    world = World()
+    agent = obeying(repo, world)
+    for text in ("add chair", "add lamp"):
+        await agent.arun(text)
+    async for _ in agent.astream(say("add table"), stream_mode=mode):
+        back = await agent.aundo(steps) if verb == "aundo" else agent.undo(steps)
+    assert world.items == items
+    assert [one.content for one in back.messages() if one.type == "human"] == [f"add {item}" for item in items]
+    assert await back.arun("hello") == "hm"
 
 
 @pytest.mark.parametrize(("verb", "given"), [("rollback", "nowhere"), ("rewind_files", "nowhere"), ("undo", 99)])

@@ -65,7 +65,7 @@ class Turn(RunningTurn):
     """The graph checkpoints, by namespace, whose tasks LangGraph is to begin again; none if it continues them."""
     _state: TurnState = field(init=False)
     """What the turn found."""
-    _before_id: int | None = field(init=False)
+    before_id: int | None = field(init=False)
     """The checkpoint before this turn; None if there is none."""
     _known_head: GraphCheckpoint | None = None
     """The newest graph checkpoint, until something is written on top of it or after it."""
@@ -121,9 +121,9 @@ class Turn(RunningTurn):
         store.sessions.lock(transaction, session_id)
         # Read before the world is checked: what another turn adds to the log in between has not been seen.
         read_state = query_turn_state(transaction, context.branch_id)
-        self._before_id = new_id() if self._begins_with_checkpoint else None
+        self.before_id = new_id() if self._begins_with_checkpoint else None
         idle = context.settings.idle_status
-        acquiring = (transaction, context.branch_id, owner, idle, self._before_id)
+        acquiring = (transaction, context.branch_id, owner, idle, self.before_id)
         read_acquired = store.sessions.acquire(*acquiring)
         state, acquired = read_state(), read_acquired()
         running_operations: list[int] = []
@@ -211,10 +211,10 @@ class Turn(RunningTurn):
 
     def _make_first_checkpoint(self, transaction: Writing, head_state: HeadState) -> None:
         self._last_number = number = self._state.last_number
-        if self._before_id is not None:
+        if self.before_id is not None:
             label = self._label("before", self._first_title, self.turn_input.message_id)
             state = head_state.checkpoint_state
-            self.make_checkpoint(transaction, state, replace(label, id=self._before_id), moves_head=False)
+            self.make_checkpoint(transaction, state, replace(label, id=self.before_id), moves_head=False)
             self._last_number = number + 1
 
     def _unfinished_batch(self, transaction: Reading, head_state: HeadState) -> Batch | None:
@@ -299,12 +299,12 @@ class Turn(RunningTurn):
     def _add_redacted_title(self, transaction: Writing, latest: GraphCheckpoint | None) -> None:
         """Describe the checkpoint before this turn with the user's message as the graph has left it."""
         store, message_id = self.context.store, self.turn_input.message_id
-        if message_id is None or latest is None or self._before_id is None:
+        if message_id is None or latest is None or self.before_id is None:
             return
         messages = (message["data"] for message in store.graphs.messages_at(transaction, latest))
         text = next((text_of(message) for message in messages if message.get("id") == message_id), None)
         if text is not None:
-            store.checkpoints.describe_automatic(transaction, self._before_id, inputs.first_line(text))
+            store.checkpoints.describe_automatic(transaction, self.before_id, inputs.first_line(text))
 
     def _is_end_checkpoint_due(self, transaction: Writing) -> bool:
         interval, store, head_id = self.context.settings.checkpoint_interval, self.context.store, self.branch.head_id
