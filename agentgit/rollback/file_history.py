@@ -15,10 +15,12 @@ OTHERS = "others"
 
 LEFT_WHY = "somebody else changed it while no turn ran"
 CONFLICT_WHY = "a turn changed it, and so did somebody else"
+UNSURE_CONFLICT_WHY = "a turn changed it, and perhaps so did somebody else"
 BLOCKED_WHY = "a file that somebody else made stands above or below it"
 UNHELD_WHY = "something that no snapshot holds is in its place"
 KEPT_IN = "snapshot {} has the other's version"
 DELETED_WHY = "somebody else had deleted it"
+UNSURE_DELETED_WHY = "somebody else, or what stopped half way, had deleted it"
 REPLACED_WHY = f"a turn replaced somebody else's version; {KEPT_IN}"
 
 
@@ -30,10 +32,14 @@ class FileState(NamedTuple):
 
 
 class PathPast(NamedTuple):
-    """The past of a path: whether a turn changed it, and the last version of somebody else with its snapshot."""
+    """The past of a path: whether a turn changed it, and the last version of somebody else with its snapshot.
+
+    `is_unsure` is true if that version may also be of a turn that was killed or of a rollback that stopped.
+    """
 
     is_own: bool = False
     theirs: tuple[TreeEntry | None, str] | None = None
+    is_unsure: bool = False
 
 
 class FileHistory:
@@ -51,8 +57,8 @@ class FileHistory:
         self._has_begun = has_begun
         self.overwritten: dict[bytes, str] = {}
         """The files that are replaced although others changed them, with the snapshot that has their version."""
-        self.deleted: set[bytes] = set()
-        """The files that others deleted and a restore brings back."""
+        self.deleted: dict[bytes, str] = {}
+        """The files that others deleted and a restore brings back, with who deleted them."""
 
     def until(self, snapshot: str) -> FileHistory:
         """Return the history as it was when the directory last had a snapshot."""
@@ -83,10 +89,14 @@ class FileHistory:
         kept = kept | blocked | _blocked_by(kept, changes)
         files = set(leaves(changes))
         self.overwritten = {path: replaced.get(path, "") for path in (conflicts - kept) & files}
-        self.deleted = {path for path in (both - kept - unheld) & files if changes[path].before is None}
+        gone = {path for path in (both - kept - unheld) & files if changes[path].before is None}
+        unsure = {path for path, past in pasts.items() if past.is_unsure}
+        self.deleted = {path: UNSURE_DELETED_WHY if path in unsure else DELETED_WHY for path in gone}
         reasons = dict.fromkeys(left & files, LEFT_WHY)
         reasons |= {path: REPLACED_WHY.format(replaced[path]) for path in replaced.keys() - changes.keys()}
-        conflict_reasons = dict.fromkeys((kept - left) & files, CONFLICT_WHY)
+        conflict_reasons = {
+            path: UNSURE_CONFLICT_WHY if path in unsure else CONFLICT_WHY for path in (kept - left) & files
+        }
         for paths, why in ((blocked, BLOCKED_WHY), (unheld & kept, UNHELD_WHY)):
             conflict_reasons |= dict.fromkeys(paths & files, why)
         for path in conflict_reasons.keys() & replaced.keys():
@@ -108,10 +118,11 @@ class FileHistory:
                 versions = known.setdefault(path, {change.before: PathPast()})
                 past = versions.get(change.after)
                 if past is None or changed_by in (TURN, UNKNOWN) or (changed_by == PERSON and past.is_own):
-                    is_own, theirs = pasts.get(path, PathPast())
-                    theirs = (change.after, snapshot) if changed_by in (PERSON, OTHERS, UNKNOWN) else theirs
+                    is_own, theirs, is_unsure = pasts.get(path, PathPast())
+                    if changed_by in (PERSON, OTHERS, UNKNOWN):
+                        theirs, is_unsure = (change.after, snapshot), changed_by == UNKNOWN
                     is_own = is_own or changed_by not in (PERSON, OTHERS) or (past is not None and past.is_own)
-                    versions[change.after] = PathPast(is_own, theirs)
+                    versions[change.after] = PathPast(is_own, theirs, is_unsure)
                 pasts[path], last[path] = versions[change.after], change.after
         return pasts, last
 

@@ -25,7 +25,7 @@ from agentgit.effects.files import (
 )
 from agentgit.errors import AgentGitError, InvalidInput, NotAllowed
 from agentgit.next_steps import Next
-from agentgit.rollback.file_history import DELETED_WHY, KEPT_IN, FileHistory
+from agentgit.rollback.file_history import KEPT_IN, FileHistory
 from agentgit.rollback.modified_files import named_paths, paths_of
 from agentgit.values import escape_path
 from agentgit.workspace.api import Workspace, engine_of
@@ -144,7 +144,7 @@ class WorkspaceAdapter:
     def _file_changes(self, result: Restored, history: FileHistory, where: str) -> FileChanges:
         """Convert a plan or a report; `where` says where the version of others is that a restore replaces."""
         replaced = {os.fsdecode(path): KEPT_IN.format(id) if id else where for path, id in history.overwritten.items()}
-        deleted = dict.fromkeys(map(os.fsdecode, history.deleted), DELETED_WHY)
+        deleted = {os.fsdecode(path): why for path, why in history.deleted.items()}
         pairs = [(WRITE, path) for path in result.restored] + [(DELETE, path) for path in result.deleted]
         listed = [
             (OVERWRITTEN, path, replaced[path]) if path in replaced else (action, path, deleted.get(path, ""))

@@ -430,6 +430,8 @@ def test_a_turn_that_was_killed_leaves_a_point_with_the_files_from_before_its_op
     agent = wrapped(repo, desk)
     agent.run("hello")
     before = agent.checkpoints()[-2]
+    why = set(of_action(agent.plan_rollback(before).files, "conflict").values())
+    assert {text.partition(";")[0] for text in why} == {"a turn changed it, and perhaps so did somebody else"}
     agent.rollback(before, files="overwrite")
     assert desk.files == {"a.txt": "two", "b.txt": "two"}
 
