@@ -38,6 +38,8 @@ class Life:
         self.writer: dict[str, str] = {}
         self.maker: dict[str, str] = {}
         """Who has made each text."""
+        self.returners: dict[tuple[str, str | None], set[str]] = {}
+        """Who has brought each text back to a path: a session may take away again what it brought back itself."""
         self.foreign: dict[str, set[str]] = {name: set() for name in SESSIONS}
         """The paths that somebody else than the session has ever changed."""
         self.points: dict[str, dict[int, dict[str, str]]] = {name: {} for name in SESSIONS}
@@ -146,7 +148,7 @@ class Life:
         gone = {path: text for path, text in before.items() if after.get(path) != text}
         overwritten = {one.path for one in changes.changes if one.action == "overwritten"} if changes else set()
         for path, text in gone.items():  # a text that another session took away and brought back is still its writer's
-            is_own = name in (self.writer[path], self.maker[text])
+            is_own = name in {self.writer[path], self.maker[text], *self.returners.get((path, text), ())}
             assert is_own or path in overwritten, f"{verb} took {path} of {self.writer[path]}"
         if gone:
             self.require_kept(changes.safety, gone)
@@ -157,6 +159,7 @@ class Life:
         for path in before.keys() | after.keys():
             if before.get(path) != after.get(path):
                 self.writer[path] = name
+                self.returners.setdefault((path, after.get(path)), set()).add(name)
                 for other in set(SESSIONS) - {name}:
                     self.foreign[other].add(path)
 
