@@ -251,6 +251,14 @@ class BranchContext:
         bodies = self.store.graphs.content(checkpoint.session_id).get(transaction, keys)
         return [question for key in keys for question in self.saver.codec.decode(bodies[key])]
 
+    def step_writes(self, transaction: Reading, checkpoint: GraphCheckpoint | None) -> list[tuple[str, Any]]:
+        """Read what the step at a graph checkpoint has written before it ended: the channels and the values."""
+        if checkpoint is None:
+            return []
+        writes = self.store.graphs.writes(transaction, checkpoint.key)
+        bodies = self.store.graphs.content(checkpoint.session_id).get(transaction, [one.value for one in writes])
+        return [(one.channel, self.saver.codec.decode(bodies[one.value])) for one in writes]
+
     def require_asking_nodes(self, transaction: Reading, checkpoint: GraphCheckpoint) -> None:
         """Check that the graph has the nodes that wait for an answer; LangGraph would drop it without a word."""
         store, missing = self.store, self._asking_nodes(transaction, checkpoint) - self.graph.nodes.keys()

@@ -13,7 +13,7 @@ import typer
 from agentgit.cli import output
 from agentgit.cli.commands import COMMANDS, AllCommands
 from agentgit.cli.options import GLOBAL_OPTIONS, GlobalOptions, repeat_options
-from agentgit.cli.output import HOST, REPORT, Host
+from agentgit.cli.output import HOST, MERGED, REPORT, Host
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.next_steps import NAMED_PLACE, NOWHERE, Worded
 from agentgit.version import VERSION
@@ -69,6 +69,7 @@ def run_in(host: Host, words: Sequence[str], prog_name: str) -> None:
     def run_command() -> Any:
         HOST.set(host)
         REPORT.set(None)
+        MERGED.set(None)
         return typer.main.get_command(app).main(list(words), prog_name=prog_name, standalone_mode=False)
 
     context = copy_context()  # the options before a command are context variables
@@ -83,7 +84,9 @@ def run_in(host: Host, words: Sequence[str], prog_name: str) -> None:
     finally:
         report = context.run(lambda: REPORT.get() if GLOBAL_OPTIONS.get().db is None else None)  # of this database
         for agent in host.agents():
-            if (branch := _branch_after(host, agent, report)) is not None:
+            if agent.branch_id == context.get(MERGED):
+                host.move(agent, agent.branch)
+            elif (branch := _branch_after(host, agent, report)) is not None:
                 host.move(agent, branch)
     if code == INTERRUPTED:
         raise KeyboardInterrupt

@@ -69,6 +69,9 @@ REPORT: ContextVar[RollbackReport | None] = ContextVar("agentgit_report", defaul
 """What the running command has done, which the agents of its host follow."""
 
 
+MERGED: ContextVar[int | None] = ContextVar("agentgit_merged", default=None)
+"""The id of the branch whose head the running command has moved, which the agents of its host on it follow."""
+
 VARIABLES = ("AGENTGIT_PAGER", "PAGER")
 """The environment variables that name the pager; the first that is set counts. An empty one turns it off."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -85,10 +85,7 @@ def restore(
         plan = workspace.plan_restore(snapshot.id, paths=paths)
         if not force:
             _require_saved(plan)
-        if not yes:
-            output.confirm("Restore?", lambda: output.show(files.plan(plan)), yes=False)
-            if workspace.plan_restore(snapshot.id, paths=paths) != plan:
-                raise PlanChanged("The files have changed since the plan was shown. Nothing was restored.", plan=plan)
+        _confirm("Restore?", lambda: (workspace.plan_restore(snapshot.id, paths=paths),), yes=yes)
         restored = workspace.restore(snapshot.id, paths=paths)
         output.emit(restored.to_dict, lambda: files.restored(restored))
 
@@ -120,20 +117,17 @@ def undo(
     steps: Annotated[
         int, typer.Argument(metavar="N", min=1, help="The number of tool calls to undo.", show_default=False)
     ] = 1,
-    last: Annotated[bool, typer.Option("--last", help="Restore the newest snapshot instead.")] = False,
+    yes: Yes = False,
     folder: Dir = CURRENT_FOLDER,
     store: Store = None,
 ) -> None:
-    """Undo what the last tool calls did to files; the current files are saved first."""
+    """Undo what the last tool calls did to files: show the plan, ask, save the current files, then restore."""
     with _workspace(folder, store) as workspace:
-        if not last:
-            undone = workspace.undo_stack.undo(steps)
-            output.emit(lambda: [one.to_dict() for one in undone], lambda: files.undone(undone))
-            return
-        restored = workspace.undo()
-        if restored is None:
-            raise NotFound(f"There is no snapshot of {folder} yet.", Next("save_files"))
-        output.emit(restored.to_dict, lambda: files.restored(restored))
+        stack = workspace.undo_stack
+        if stack.depth:
+            _confirm("Undo?", lambda: stack.plan(steps), yes=yes)
+        undone = stack.undo(steps)
+        output.emit(lambda: [one.to_dict() for one in undone], lambda: files.undone(undone))
 
 
 # -- shared helpers
@@ -165,6 +159,16 @@ def _require_snapshot(workspace: Workspace, ref: str) -> FileCheckpoint:
             f"There is no snapshot {ref!r}.", Next("list_snapshots"), near=references.similar_names(ref, names)
         )
     return snapshot
+
+
+def _confirm(question: str, plan: Callable[[], Sequence[Restored]], *, yes: bool) -> None:
+    """Show what would be restored and ask; refuse if the files have changed meanwhile."""
+    if yes:
+        return
+    shown = plan()
+    output.confirm(question, lambda: output.show([line for one in shown for line in files.plan(one)]), yes=False)
+    if plan() != shown:
+        raise PlanChanged("The files have changed since the plan was shown. Nothing was restored.", plan=shown[0])
 
 
 def _require_saved(plan: Restored) -> None:

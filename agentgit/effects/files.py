@@ -62,6 +62,8 @@ class FileChanges:
     problem: str = ""
     everything: bool = False
     unseen: list[str] = field(default_factory=list)  # sentences on excluded directories, which are left as they are
+    replaced_versions: str = ""
+    """In a plan, a hash of the contents that are to be replaced or deleted: newer ones are not confirmed."""
     now: str = ""
     """The snapshot after a restore that left files as they were."""
     now_by: str = ""

@@ -101,7 +101,13 @@ class RollbackPlan(PrintableDrawing):
         """A hash of what would be done, in which order, and of what the plan was made from; the same if forced."""
         steps = [(step.action, step.invocation.id, step.invocation.status) for step in self.forced().steps]
         changes = [(change.action, change.path) for change in self.files.changes] if self.files else None
-        files = self.files and [self.files.snapshot, self.files.problem, self.files.everything, changes]
+        files = self.files and [
+            self.files.snapshot,
+            self.files.problem,
+            self.files.everything,
+            self.files.replaced_versions,
+            changes,
+        ]
         return sha256(to_json([self.kind, sorted(self.basis.items()), steps, files])).hexdigest()
 
     @property

@@ -251,7 +251,9 @@ class Rollbacks(SessionAccess):
             operations = store.operations.of_branch(transaction, row.id)
             left_world = [one for one in operations if as_object(one.request).get("sync") in ("note", "ignore")]
             last_operation = next((one for one in reversed(operations) if one not in left_world), None)
-            if last_operation is None or last_operation.source_id != row.id or last_operation.status != DONE:
+            if last_operation is None or last_operation.kind != ROLLBACK or last_operation.status != DONE:
+                return None
+            if last_operation.source_id != row.id:
                 return None
             newest = store.graphs.newest(transaction, row.thread_id)
             if newest is not None and newest.made_at > last_operation.ended_at:  # a turn ran since

@@ -163,6 +163,7 @@ class WorkspaceAdapter:
             problem=some([f"{escape_path(path)} ({why})" for path, why in result.impossible]),
             safety=result.safety or "",
             everything=result.everything,
+            replaced_versions=result.replaced_versions,
             unseen=list(result.unseen),
         )
 

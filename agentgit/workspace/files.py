@@ -6,6 +6,7 @@ import os
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from hashlib import sha256
 from typing import Any
 
 from agentgit.errors import Corrupt
@@ -156,7 +157,8 @@ class Files:
             "changed": self._unsaved(now),
             "impossible": [*self._impossible(changes, done, aside), *((path, UNREADABLE) for path in unreachable)],
         }
-        return self._result(row, now, differing, paths, aside, kept, found)
+        versions = sha256(repr(sorted(changes.items())).encode()).hexdigest()
+        return replace(self._result(row, now, differing, paths, aside, kept, found), replaced_versions=versions)
 
     def done(self, row: CatalogRow, found: CatalogRow, choose: Choose, aside: str) -> Restored:
         """Return what restores have done by now to the files that were found, whether or not they ended."""

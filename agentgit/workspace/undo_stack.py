@@ -59,6 +59,15 @@ class UndoStack:
             self._evict(0)
             self._engine.collect()
 
+    def plan(self, n: int = 1) -> tuple[Restored, ...]:
+        """Return what `undo(n)` would do to the current files, the newest entry first.
+
+        Args:
+            n: The number of entries, as `undo` takes it.
+        """
+        rows = self._catalog.undo_entries()[::-1][:n]
+        return tuple(self._engine.plan(row.snapshot.id, paths=row.paths) for row in rows)
+
     def undo(self, n: int = 1) -> tuple[Restored, ...]:
         """Undo the last entries, the newest first; the `message` of each result is the label of its entry.
 

@@ -175,6 +175,7 @@ class Restored(JsonLike):
         left: Paths that stay because the snapshot left them out or others changed them, each with the reason.
         changed: Paths that changed since they were last saved or restored; only in a plan.
         impossible: Paths that the restore could not write or delete, each with the reason; only in a plan.
+        replaced_versions: A hash of the contents that the restore would replace or delete; only in a plan.
         everything: True if a custom environment was restored, which does not list files.
         unseen: Sentences on excluded directories: what moved in a `.git`, which others changed, how many there are.
         name: The name of the snapshot; None if it has none.
@@ -194,6 +195,7 @@ class Restored(JsonLike):
     left: tuple[tuple[str, str], ...] = ()
     changed: tuple[str, ...] = ()
     impossible: tuple[tuple[str, str], ...] = ()
+    replaced_versions: str = ""
     everything: bool = False
     unseen: tuple[str, ...] = ()
     name: str | None = None

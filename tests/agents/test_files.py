@@ -347,6 +347,20 @@ def test_exploration_separates_the_files_of_its_branches(repo, desk):
     assert desk.files == {"a.txt": "base", "b.txt": "right"}
 
 
+def test_redo_after_an_exploration_or_a_switch_brings_no_files_of_the_branch_that_was_left(repo, desk):
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt base")
+    (desk.root / "mine.txt").write_text("mine")
+    agent.explore(1, ["write a.txt left", "write mine.txt theirs"])
+    side = agent.fork(name="side")
+    side.run("write a.txt side")
+    agent = side.switch("main", sync="world")
+    for redo in (agent.redo, agent.plan_redo, agent.session.redo):
+        with pytest.raises(NotFound, match="nothing to redo"):
+            redo()
+    assert desk.files == {"a.txt": "base", "mine.txt": "mine"}
+
+
 async def test_async_rollbacks_and_rewinds_restore_the_files(agent, desk):
     retry = await agent.arollback("before")
     assert desk.files == {"a.txt": "one"}

@@ -106,8 +106,15 @@ def test_a_file_that_both_changed_is_a_conflict(repo, desk, first):
     assert desk.files == {"a.txt": text, "b.txt": "one"}
     assert list(of_action(forced, "conflict")) == ["a.txt"]
     agent.switch("main", sync="world", force=True)
+    shown = agent.plan_rollback(start, files="overwrite")
+    (desk.root / "a.txt").write_text("newer")
+    with pytest.raises(PlanChanged) as changed:
+        agent.rollback(start, files="overwrite", plan=shown)
+    assert desk.files["a.txt"] == "newer"
+    (desk.root / "a.txt").write_text(text)
     plan = agent.plan_rollback(start, files="overwrite")
-    assert list(of_action(plan.files, "overwritten")) == ["a.txt"]
+    assert (plan.identity, list(of_action(plan.files, "overwritten"))) == (shown.identity, ["a.txt"])
+    assert changed.value.plan.identity != plan.identity
     report = agent.rollback(start, files="overwrite", plan=plan).report.files
     assert desk.files == {"a.txt": "one", "b.txt": "one"}
     named = re.fullmatch("snapshot (.*) has the other's version", of_action(report, "overwritten")["a.txt"])[1]

@@ -121,6 +121,37 @@ def test_a_message_in_place_of_an_answer_says_that_the_question_was_not_answered
     assert "wrote a new message instead of an answer" in results(agent)["add_if_approved"]
 
 
+def test_a_copy_of_a_waiting_point_knows_what_its_step_has_done_and_that_it_asks(repo, world):
+    """A fork, an alternative and a session from a template have the results of the step, and no journal of it."""
+    graph = create_agent(strict(), world.tools())
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.invoke({"messages": [("user", "add chair; add_if_approved sofa; add_if_approved lamp")]})
+    agent.invoke(Command(resume={agent.get_state().interrupts[0].id: "yes"}))
+    waiting = agent.checkpoint("waiting")
+    copies = [
+        agent.fork(),
+        agent.fork(waiting),
+        repo.wrap(graph, "t", effects=world.effects(), template=waiting),
+        agent,
+    ]
+    for copy in copies:
+        assert copy.run("hello", on_question="drop") == "hm"
+        answers = [one["content"] for one in copy.history() if one["role"] == "tool"]
+        assert ["sofa" in answers[1], "chair" in answers[0]] == [True, True], answers
+        assert "asked the user, who wrote a new message instead of an answer" in answers[2]
+        copy.switch(copy.branch_id, sync="ignore")
+    assert world.items == ["chair", "sofa"]
+
+
+def test_an_exploration_of_messages_is_refused_while_the_graph_waits_for_an_answer(repo, graph, world):
+    agent = repo.wrap(graph, "s", effects=world.effects())
+    agent.invoke({"messages": [("user", "add_if_approved sofa")]})
+    with pytest.raises(AnswerRequired, match="Nothing was run: the graph waits for an answer"):
+        agent.explore(1, ["hello", "add table"])
+    assert len(agent.session.branches()) == 1
+    assert len(agent.explore(1, [Command(resume="yes")] * 2).leaves) == 2
+
+
 def test_a_question_that_was_answered_beside_a_call_that_failed_waits_no_more(repo, world):
     """What was answered is done; no checkpoint of the turn that broke off holds its open calls."""
     agent = repo.wrap(create_agent(strict(), world.tools()), "s", effects=world.effects())

@@ -21,6 +21,7 @@ from chats import COMMANDS, AskedQuestion, ModelToolCall, chatting, continue_tur
 from command_line import Ran, run
 from langchain_core.language_models import GenericFakeChatModel
 from langchain_core.messages import AIMessage
+from merge_graphs import state_graph, told
 from scripted import GRAPHS, World, call, calls, obedient, scripted, tool_node_graph
 
 import agentgit
@@ -480,6 +481,24 @@ def test_a_chat_follows_its_commands_while_its_session_is_on_another_branch():
                 assert branch_after(line) == "main-2"
             assert other.session.branch().name == "main"
         assert world.items == []
+
+
+def test_a_chat_goes_on_after_its_own_merge(tmp_path, monkeypatch):
+    (tmp_path / "clerk.py").write_text("from merge_graphs import state_graph\n\nGRAPH = state_graph()\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    monkeypatch.delitem(sys.modules, "clerk", raising=False)
+    with agentgit.open(":memory:") as repo:
+        agent = repo.wrap(state_graph(), "s")
+        told(agent, "start", note="a")
+        retry = agent.fork(name="retry")
+        told(retry, "theirs", note="b")
+        err = io.StringIO()
+        with chatting(repo, agent, yes=True) as chat, redirect_stdout(io.StringIO()), redirect_stderr(err):
+            chat.handle_line("/merge clerk:GRAPH retry")
+            assert chat.agent.state["note"] == "b"
+            told(chat.agent, "after", note="c")
+        assert err.getvalue() == ""
 
 
 # -- a terminal

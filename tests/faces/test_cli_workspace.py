@@ -4,6 +4,7 @@ import io
 import json
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 from command_line import Ran, run
@@ -36,6 +37,18 @@ class Folder:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv("COLUMNS", "100")
             return run(*self.words(*words), stdin=say)
+
+
+class Thinking(io.StringIO):
+    """Says yes after a while, in which a person edits a file."""
+
+    def __init__(self, folder: Folder) -> None:
+        super().__init__()
+        self.folder = folder
+
+    def readline(self, *_: Any) -> str:
+        self.folder.write(a="a person's")
+        return "yes\n"
 
 
 @pytest.fixture
@@ -94,16 +107,19 @@ def test_nothing_is_restored_without_confirmation(folder):
 
 def test_the_undo_stack_works_on_the_command_line(folder):
     assert folder.run("undo").out == "There is nothing to undo.\n"
-    assert folder.run("undo", "--last").code == NotFound.exit_code
-    folder.write(a="one")
+    folder.write(a="one", b="one")
     folder.run("save")
     with Workspace(folder.work, folder.store) as workspace:
         workspace.undo_stack.snapshot("edit_file: a", ["a"])
-    folder.write(a="two")
-    assert folder.run("undo").out.startswith("undone  edit_file: a\nrestored  a\n")
-    folder.write(a="three")
-    assert folder.run("undo", "--last").out.startswith("restored  a\n")
-    assert folder.texts == {"a": "one"}
+    folder.write(a="two", b="two")
+    asked = folder.run("undo", say="n\n")
+    assert (asked.code, asked.err) == (1, "Undo? [y/N] Nothing was done.\n")
+    assert "1 file to restore, 0 to delete" in asked.out
+    assert folder.texts == {"a": "two", "b": "two"}
+    assert folder.run("undo", say=Thinking(folder)).code == PlanChanged.exit_code
+    assert folder.texts == {"a": "a person's", "b": "two"}
+    assert folder.run("undo", "--yes").out.startswith("undone  edit_file: a\nrestored  a\n")
+    assert folder.texts == {"a": "one", "b": "two"}
 
 
 def test_wrong_names_and_paths_have_their_exit_codes(folder, tmp_path):
@@ -138,15 +154,10 @@ def test_a_file_that_a_person_changed_is_overwritten_only_with_force(folder):
     folder.write(a="two")
     folder.run("save", "--name", "second")
 
-    class Thinking(io.StringIO):
-        def readline(self, *_):
-            folder.write(a="a person's")
-            return "yes\n"
-
     for words in ((), ("--force",)):
         folder.write(a="two")
         folder.run("save")
-        assert folder.run("restore", "first", *words, say=Thinking()).code == PlanChanged.exit_code
+        assert folder.run("restore", "first", *words, say=Thinking(folder)).code == PlanChanged.exit_code
         assert folder.texts == {"a": "a person's"}
     stopped = folder.run("restore", "first", "--yes")
     assert (stopped.out, stopped.code) == ("", WorkspaceChanged.exit_code)

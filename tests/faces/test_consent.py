@@ -216,7 +216,8 @@ COMMANDS = {
     "switch": ["switch", "main", "--sync", "world"],
 }
 ASK_ONLY = {
-    "checkpoint delete", "delete", "users delete", "workspace delete", "workspace restore", "rewind-files",
+    "checkpoint delete", "delete", "users delete", "workspace delete", "workspace restore", "workspace undo",
+    "rewind-files",
 }  # fmt: skip
 """The commands that ask before they delete or restore something; none reverses a call."""
 

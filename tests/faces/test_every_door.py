@@ -605,8 +605,7 @@ MOVES = {
 """The verbs that act on the world, each with its parameters."""
 
 UNPLANNED = {
-    "workspace.undo_stack.undo": "the files of one directory, without a session",
-    "workspace.undo": "as above",
+    "stack.undo": "the files of one directory, without a session; it has shown its own plan and asked",
     "branch_agent.switch": "the world stays as it is",
     "self._context.engine().resume": "nobody can be asked, so it refuses to do more than was begun",
 }

@@ -185,6 +185,8 @@ class Explorer:
         """Begin the exploration, and return the id of the checkpoint at which its first turns start."""
         if self.together:
             require_parallel(self.branch.graph, self.settings)
+        if any(isinstance(one.graph_input, Mapping) for one in self.variants[0]):  # no answer, but a message
+            inputs.require_no_question(self.branch.open_questions(), has_run=False)
         recover_all_abandoned(self.store, self.branch.session_id)
         files = self.branch.take_snapshot("before an exploration")
         beginning = self.store.database.write(lambda transaction: self._begin(transaction, files), durable=True)

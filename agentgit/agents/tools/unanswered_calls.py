@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from typing import Any
 from uuid import NAMESPACE_OID, uuid5
@@ -25,6 +25,7 @@ from agentgit.sessions.messages import unanswered_calls
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
+from agentgit.store.threads.graph_rows import INTERRUPT
 
 ANSWER, UNDO, REFUSE = "answer", "undo", "raise"
 ON_UNANSWERED = (ANSWER, UNDO, REFUSE)
@@ -49,6 +50,9 @@ class UnansweredCall:
     """The id of the message that requested it."""
     requested: Mapping[str, Any]
     recorded: ToolInvocation | None
+    written: ToolMessage | None = None
+    """Its result in a step that has not ended; for a call that is not in the journal of this branch."""
+    is_in_asking_step: bool = False
 
     def __str__(self) -> str:
         return call_text(self.requested["name"], self.requested["args"])
@@ -66,10 +70,14 @@ class UnansweredCall:
                 return _as_message(rebuild_result(call.result, id), id)
             except UnreadableResult:
                 return ToolMessage("Done; the result cannot be shown.", tool_call_id=id)
+        if call is None and self.written is not None:
+            return self.written
         return ToolMessage(self._what_is_known(), tool_call_id=id, status="error")
 
     def _what_is_known(self) -> str:
         call = self.recorded
+        if call is None and self.is_in_asking_step:
+            return "No result: its step asked the user, who wrote a new message instead of an answer."
         if call is None:
             return "No result: the turn ended before this call was made, or before its end was recorded."
         if call.status == FAILED:
@@ -106,8 +114,21 @@ def read_unanswered(
     return unanswered
 
 
-def answer_all(store: Store, branch: StoredRow, conversation: Sequence[BaseMessage]) -> Sequence[BaseMessage]:
-    """Return a conversation with an answer to each open call of the last message of the model."""
+def add_written(calls: Sequence[UnansweredCall], writes: Sequence[tuple[str, Any]]) -> list[UnansweredCall]:
+    """Add to calls what their step has written, by channel, before it ended."""
+    values = [one for _, value in writes for one in (value if isinstance(value, list) else [value])]
+    results = {one.tool_call_id: one for one in values if isinstance(one, ToolMessage)}
+    asks = any(channel == INTERRUPT for channel, _ in writes)
+    return [replace(one, written=results.get(one.requested["id"]), is_in_asking_step=asks) for one in calls]
+
+
+def answer_all(
+    store: Store, branch: StoredRow, conversation: Sequence[BaseMessage], writes: Sequence[tuple[str, Any]]
+) -> Sequence[BaseMessage]:
+    """Return a conversation with an answer to each open call of the last message of the model.
+
+    `writes` are those of the step at its end, by channel.
+    """
     start = next((n for n in reversed(range(len(conversation))) if isinstance(conversation[n], AIMessage)), None)
     if start is None:
         return conversation
@@ -118,7 +139,7 @@ def answer_all(store: Store, branch: StoredRow, conversation: Sequence[BaseMessa
     if not unanswered_calls(shown):
         return conversation
     with store.database.reading() as transaction:
-        calls = read_unanswered(store, transaction, branch, shown)
+        calls = add_written(read_unanswered(store, transaction, branch, shown), writes)
     return insert_answers(conversation, [call.answer() for call in calls])
 
 

@@ -20,6 +20,7 @@ from agentgit.agents import inputs
 from agentgit.agents.inputs import TurnInput
 from agentgit.agents.tools.unanswered_calls import (
     REFUSE,
+    add_written,
     answer_all,
     read_unanswered,
     require_answered,
@@ -187,6 +188,8 @@ class Turn(RunningTurn):
         answered = inputs.answered_calls(given)
         calls = read_unanswered(store, transaction, self.branch, messages)
         calls = [call for call in calls if call.requested["id"] not in answered]
+        if any(call.recorded is None for call in calls):
+            calls = add_written(calls, context.step_writes(transaction, self._state.newest.checkpoint))
         mode = context.settings.on_unanswered
         if mode != REFUSE or not self._state.newest.is_interrupted:  # `on_question` decides what becomes of a question
             require_answered(self.branch, calls, mode)
@@ -378,7 +381,8 @@ class Turn(RunningTurn):
         values = found.checkpoint["channel_values"]
         if channel is None or not isinstance(values.get(channel), list):
             return found
-        messages = answer_all(self.context.store, self.branch, values[channel])
+        writes = [(channel, value) for _, channel, value in found.pending_writes or ()]
+        messages = answer_all(self.context.store, self.branch, values[channel], writes)
         return found._replace(checkpoint={**found.checkpoint, "channel_values": {**values, channel: messages}})
 
     def known_head(self, graph_key: GraphKey) -> GraphCheckpoint | None:
