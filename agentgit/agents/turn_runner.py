@@ -294,7 +294,7 @@ class TurnRunner(DescribedGraph):
         """Check that something waits for an answer; LangGraph would drop it without a word."""
         with self._branch.reading() as transaction:
             newest = self._branch.store.graphs.newest(transaction, self._branch.thread_id)
-            if newest is not None and self._branch.store.is_interrupted(transaction, newest):
+            if newest is not None and self._branch.store.asked(transaction, newest):
                 return
         with detached():
             if newest is None or not self._instrumented_graph.get_state(config).next:
