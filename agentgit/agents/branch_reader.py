@@ -101,8 +101,8 @@ class BranchReader(BranchRunner):
         """List the conversation as dicts with `role`, `content`, `id`, `tool_calls`, `tool_call_id`, oldest first."""
         graphs, thread = self._branch.store.graphs, self._branch.thread_id
         with self._branch.reading() as transaction:
-            head = graphs.head(transaction, thread)
-            stored = graphs.messages(transaction, thread, head.checkpoint_id) if head else []
+            newest = graphs.newest(transaction, thread)
+            stored = graphs.messages(transaction, newest) if newest else []
         return History(from_stored(message) for message in stored)
 
     def tool_track(self) -> ToolTrack:

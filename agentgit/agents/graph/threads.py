@@ -261,7 +261,7 @@ class Threads(ThreadSessions):
 
         def read(transaction: Reading) -> bool:
             newest = graphs.newest(transaction, branch.thread_id)
-            return newest is not None and self.context.store.is_interrupted(transaction, newest)
+            return newest is not None and bool(self.context.store.asked(transaction, newest))
 
         return self.context.read(read)
 

@@ -407,11 +407,11 @@ class Rerun:
     def _record(self, transaction: Writing, report: RerunReport) -> None:
         operation = NewOperation(
             kind=RERUN,
-            session_id=self._branch.session_id,
+            external_session_id=self._branch.session_id,
             user_id=self._branch.settings.user_id,
             source_id=self._recording.row.id,
             target_id=self._recording.start.id if self._recording.start is not None else None,
-            branch_id=self.branch_id,
+            internal_session_id=self.branch_id,
             request_id=None,
             request={"steps": []},
         )

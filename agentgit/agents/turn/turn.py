@@ -301,7 +301,7 @@ class Turn(RunningTurn):
         store, message_id = self.context.store, self.turn_input.message_id
         if message_id is None or latest is None or self._before_id is None:
             return
-        messages = (message["data"] for message in store.graphs.messages_at(transaction, latest))
+        messages = (message["data"] for message in store.graphs.messages(transaction, latest))
         text = next((text_of(message) for message in messages if message.get("id") == message_id), None)
         if text is not None:
             store.checkpoints.describe_automatic(transaction, self._before_id, inputs.first_line(text))

@@ -35,7 +35,8 @@ from agentgit.checkpoints.search_words import Query, make_snippet
 from agentgit.errors import Corrupt
 from agentgit.store.objects.blobs import Leaf
 from agentgit.store.records.checkpoints import CHECKPOINT_WITH_BRANCH
-from agentgit.store.records.log import UNBOUNDED, LogPart
+from agentgit.store.records.journal import UNBOUNDED
+from agentgit.store.records.log import LogPart
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.search.index import (
     NAMED_MARKER,
