@@ -328,6 +328,12 @@ class SessionStore:
 
     def lineage(self, transaction: Reading, branch: StoredRow) -> list[Segment]:
         """Follow a branch to the root, and return the segments of its path, root first."""
+        try:
+            return self._load_lineage(transaction, branch)
+        except KeyError as error:  # erased between the two statements
+            raise missing_row("branch or branch point", error.args[0]) from error
+
+    def _load_lineage(self, transaction: Reading, branch: StoredRow) -> list[Segment]:
         ancestor_rows = _LINEAGE.all(transaction, {"branch": branch.id}) if branch.parent_id else []
         ancestors = {row.id: row for row in ancestor_rows}
         branches = [branch]
