@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from sqlalchemy import Column, ColumnElement, FromClause, Table, and_, exists, func, not_, or_, select
@@ -119,10 +120,10 @@ class RowCheck:
         rows = list(self.read(*columns))
         self.tracks = {row.id: (row.inherited, row.inherited + counts.get(row.id, 0)) for row in rows}
         with_checkpoints = {branch_id for branch_id, _ in self.positions.values()}
-        cycles = find_cycles({row.id: row.parent_id for row in rows})
+        cycle = find_cycle({row.id: row.parent_id for row in rows})
         for row in rows:
             name = f"internal_session {row.id}"
-            if row.id in cycles:
+            if row.id in cycle:
                 self.report.add(name, "it is its own ancestor", RESTORE)
             if row.head_id is None and row.id in with_checkpoints:
                 self.report.add(name, "it has checkpoints, but no head", RESTORE)
@@ -174,7 +175,7 @@ class RowCheck:
         c = TOOL_INVOCATION.c
         for name in ("replay_of", "parent_id"):
             others = dict(self._read_raw(self._select(c.id, c[name]).where(c[name].is_not(None))))
-            for id in sorted(find_cycles(others)):
+            for id in sorted(find_cycle(others)):
                 self.report.add(f"tool_invocation {id}", f"its {name} leads back to itself", RESTORE)
         query = self._select(c.id, c.effect, c.args, c.result, c.answers)
         for row in read_rows(self.transaction, query, self.report, counted=False) if self.with_hashes else ():
@@ -270,18 +271,10 @@ def _with_states(report: FsckReport) -> Any:
     return checked(report, *columns).select_from(joined)
 
 
-def find_cycles(parents: Mapping[int, int | None]) -> set[int]:
-    """Return the ids of branches that are their own ancestors."""
-    visited: set[int] = set()
-    cycles: set[int] = set()
-    for start in parents:
-        path: dict[int, None] = {}
-        branch_id: int | None = start
-        while branch_id is not None and branch_id not in visited and branch_id not in path:
-            path[branch_id] = None
-            branch_id = parents.get(branch_id)
-        if branch_id in path:
-            path_ids = list(path)
-            cycles.update(path_ids[path_ids.index(branch_id) :])
-        visited.update(path)
-    return cycles
+def find_cycle(parents: Mapping[int, int | None]) -> Collection[int]:
+    """Return the ids of rows that are their own ancestors, if there are any: those of one cycle."""
+    try:
+        TopologicalSorter({id: [parent] for id, parent in parents.items() if parent is not None}).prepare()
+    except CycleError as error:
+        return set(error.args[1])
+    return ()
