@@ -335,11 +335,6 @@ class Turn(RunningTurn):
         """True if the graph goes on with what waits, and acts."""
         return self.turn_input.goes_on and self.context.settings.simulation is None
 
-    @property
-    def is_waiting(self) -> bool:
-        """True if steps or calls of this turn are not written yet."""
-        return self.unit_of_work.is_waiting
-
     def flush(self) -> None:
         """Write the steps and calls of this turn that wait."""
         self.unit_of_work.flush()

@@ -7,13 +7,11 @@ statements are then sent in one pipeline, in order. If one of them fails, the tr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.util import await_only
 
 T = TypeVar("T")
 
@@ -94,46 +92,37 @@ class Batch:
 
     def _send(self, statements: Sequence[Statement]) -> None:
         try:
-            _send(self._driver, statements, is_async=self._connection.dialect.is_async)
+            _send(self._driver, statements)
         except BaseException:
             # psycopg regards statements that the server skipped after a failure as prepared, so they would always fail.
             self._connection.invalidate()
             raise
 
 
-def _send(driver: Any, statements: Sequence[Statement], *, is_async: bool) -> None:
-    """Send statements, and read their results. Those of an async driver are awaited in the greenlet of the caller."""
-    wait: Callable[[Any], Any] = await_only if is_async else _unchanged
+def _send(driver: Any, statements: Sequence[Statement]) -> None:
+    """Send statements, and read their results."""
     if len(statements) == 1 and len(statements[0].rows) < 2:  # a pipeline of one takes twice as long
         sql, rows, _, prepare = statements[0]
-        cursors = [wait(driver.execute(sql, *rows, prepare=prepare))]
+        cursors = [driver.execute(sql, *rows, prepare=prepare)]
     else:
         shared = driver.cursor()
         cursors = [driver.cursor() if one.on_result is not None or len(one.rows) > 1 else shared for one in statements]
-        _send_pipeline(driver, list(zip(cursors, statements, strict=True)), wait, is_async=is_async)
+        _send_pipeline(driver, zip(cursors, statements, strict=True))
     for cursor, (_, _, on_result, _) in zip(cursors, statements, strict=True):
         if on_result is not None:
-            on_result(cursor.rowcount, wait(cursor.fetchall()) if cursor.rownumber is not None else [])
+            on_result(cursor.rowcount, cursor.fetchall() if cursor.rownumber is not None else [])
 
 
-def _send_pipeline(
-    driver: Any, statements: Sequence[tuple[Any, Statement]], wait: Callable[[Any], Any], *, is_async: bool
-) -> None:
+def _send_pipeline(driver: Any, statements: Iterable[tuple[Any, Statement]]) -> None:
     failures: list[Exception] = []
     try:
-        with ExitStack() as stack:
-            pipeline = driver.pipeline()
-            if is_async:
-                wait(pipeline.__aenter__())
-                stack.push(lambda *error: wait(pipeline.__aexit__(*error)))
-            else:
-                stack.enter_context(pipeline)
+        with driver.pipeline():
             try:
                 for cursor, (sql, rows, _, prepare) in statements:
                     if len(rows) > 1:
-                        wait(cursor.executemany(sql, rows))
+                        cursor.executemany(sql, rows)
                     else:
-                        wait(cursor.execute(sql, *rows, prepare=prepare))
+                        cursor.execute(sql, *rows, prepare=prepare)
             # Raised below: while the pipeline goes on, psycopg would log a warning, because its end fails too.
             except Exception as error:  # noqa: BLE001
                 failures.append(error)
@@ -142,10 +131,6 @@ def _send_pipeline(
         failures.append(_commit_failure(error))
     if failures:
         raise failures[0]
-
-
-def _unchanged(result: Any) -> Any:
-    return result
 
 
 def _commit_failure(error: Exception) -> Exception:
