@@ -1,4 +1,4 @@
-"""Checks of rows that no constraint can make: positions, ancestors, JSON, authors, and references over other rows."""
+"""Checks of rows that no constraint can make: positions, ancestors, JSON, and references over other rows."""
 
 from __future__ import annotations
 
@@ -14,10 +14,8 @@ from agentgit.effects.invocation import REDO
 from agentgit.effects.kinds import MEMORY
 from agentgit.effects.memory import names_item
 from agentgit.errors import Corrupt
-from agentgit.store.maintenance.erasure import list_erased_users
 from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, checked, read_rows, row_name
 from agentgit.store.records.journal import LAST_LOGGED_STATUSES, NEXT_LOGGED
-from agentgit.store.records.session_access import NO_LINK
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import (
     BRANCH,
@@ -27,18 +25,12 @@ from agentgit.store.sql.tables import (
     METADATA,
     OPERATION,
     SESSION,
-    SESSION_LINK,
-    SESSION_MEMBER,
-    TAG,
     TOOL_INVOCATION,
-    USER,
     WORKSPACE_SNAPSHOT,
     WORLD_LOG,
 )
 from agentgit.store.sql.transaction import Reading
 from agentgit.values import as_object, stored_json
-
-DELETE_ROW = "It grants no access. Delete the row."
 
 
 class RowCheck:
@@ -47,13 +39,11 @@ class RowCheck:
     def __init__(self, transaction: Reading, report: FsckReport) -> None:
         self.transaction, self.report, self.with_hashes = transaction, report, report.with_hashes
         self._select = partial(checked, report)
-        # What a user has made in others' sessions stays when the user is erased.
-        self.author_ids = self._read_ids(USER) | set(list_erased_users(transaction))
         c = CHECKPOINT.c
         rows = self._read_raw(self._select(c.id, c.internal_session_id, c.position))
         self.positions: dict[int, tuple[int, int]] = {id: (branch_id, position) for id, branch_id, position in rows}
         """The branch of each checkpoint, and its position on the tool track."""
-        self.call_ids = self._read_ids(TOOL_INVOCATION)
+        self.call_ids = {id for (id,) in self._read_raw(self._select(TOOL_INVOCATION.c.id))}
         self.tracks: dict[int, tuple[int, int]] = {}
         """The number of calls that the track of each branch inherits, and the length of its track."""
 
@@ -64,28 +54,18 @@ class RowCheck:
             self.check_json,
             self.check_branches,
             self.check_checkpoints,
-            self.check_tags,
             self.check_calls,
             self.check_operations,
             self.check_world,
-            self.check_members,
         ):
             self.report.attempt("the database", check)
 
     def _read_raw(self, query: Any) -> Iterable[Any]:
         return (row for page in CompiledStatement(query).pages(self.transaction, raw=True) for row in page)
 
-    def _read_ids(self, table: Any) -> set[int]:
-        return {id for (id,) in self._read_raw(self._select(table.c.id))}
-
     def read(self, *columns: Any) -> Iterable[Any]:
         """Read some columns of all rows of a table, and count the rows for the progress."""
         return read_rows(self.transaction, self._select(*columns), self.report)
-
-    def require_existing(self, row: str, relation: str, id: int | None, known: Collection[int], todo: str) -> None:
-        """Check that the row with the given id exists, if there is an id."""
-        if id is not None and id not in known:
-            self.report.add(row, f"its {relation} {id} is missing", todo)
 
     def require_json(self, row: str, name: str, data: bytes | None, decode: Callable[[bytes], Any] = as_object) -> None:
         """Check that a value can be decoded as its readers decode it. Does nothing at level 1."""
@@ -149,7 +129,6 @@ class RowCheck:
     def check_checkpoints(self) -> None:
         for row in read_rows(self.transaction, _with_states(self.report), self.report):
             name = f"checkpoint {row.id}"
-            self.require_existing(name, "user", row.user_id, self.author_ids, RESTORE)
             inherited, calls = self.tracks.get(row.internal_session_id, (0, row.position))
             if not inherited <= row.position <= calls:
                 problem = f"its position is {row.position}, but its branch has {inherited} to {calls} calls"
@@ -162,11 +141,6 @@ class RowCheck:
             recorded = row.state_hash, row.message_count
             if self.with_hashes and recorded != (row.hash_there or b"", row.count_there or 0):
                 self.report.add(name, "its state_hash or message_count does not match its graph checkpoint", RESTORE)
-
-    def check_tags(self) -> None:
-        for row in self.read(TAG.c.external_session_id, TAG.c.name, TAG.c.user_id):
-            name = row_name(TAG, (row.external_session_id, row.name))
-            self.require_existing(name, "user", row.user_id, self.author_ids, RESTORE)
 
     # -- what tools did
 
@@ -188,16 +162,16 @@ class RowCheck:
                     self.report.add(name, "it is a write to memory without the item or the value before it", RESTORE)
 
     def check_operations(self) -> None:
-        """Check the author of each operation, its request and report, and the calls of its steps."""
+        """Check the request and report of each operation, and the calls of its steps."""
         c = OPERATION.c
-        for row in self.read(c.id, c.user_id, c.request, c.report):
+        for row in self.read(c.id, c.request, c.report):
             name = f"operation {row.id}"
-            self.require_existing(name, "user", row.user_id, self.author_ids, RESTORE)
             self.require_json(name, "request", row.request)
             self.require_json(name, "report", row.report)
             with suppress(Corrupt, AttributeError, KeyError, TypeError):  # it is reported
                 for step in as_object(row.request).get("steps", ()) if self.with_hashes else ():
-                    self.require_existing(name, "call", step["invocation"], self.call_ids, RESTORE)
+                    if step["invocation"] not in self.call_ids:
+                        self.report.add(name, f"its call {step['invocation']} is missing", RESTORE)
 
     def check_world(self) -> None:
         """Check that no branch has seen more than happened, and the entries of each call in the log."""
@@ -224,16 +198,6 @@ class RowCheck:
             elif action not in LAST_LOGGED_STATUSES.get(status, ()):
                 problem = f"its status is {status}, but its last entry in the world log is {action}"
                 self.report.add(name, problem, RESTORE)
-
-    def check_members(self) -> None:
-        """Check that each member was added by name or by a link of the same session."""
-        link, member = SESSION_LINK.c, SESSION_MEMBER.c
-        sessions = {NO_LINK: 0} | dict(self._read_raw(self._select(link.id, link.external_session_id)))
-        for session_id, user_id, link_id in self.read(member.external_session_id, member.user_id, member.link_id):
-            name = f"session_member {session_id}/{user_id}/{link_id}"
-            self.require_existing(name, "link", link_id, sessions, DELETE_ROW)
-            if sessions.get(link_id, 0) not in (0, session_id):
-                self.report.add(name, "its link is for another session", DELETE_ROW)
 
 
 def references_within_sessions() -> Iterator[tuple[Column[Any], Table]]:
@@ -264,7 +228,7 @@ def _with_states(report: FsckReport) -> Any:
     c, state = CHECKPOINT.c, GRAPH_CHECKPOINT.c
     is_state = and_(state.thread_id == BRANCH.c.thread_id, state.ns == "", state.checkpoint_id == c.graph_checkpoint_id)
     columns = (
-        c.id, c.internal_session_id, c.user_id, c.position, c.data, c.graph_checkpoint_id,
+        c.id, c.internal_session_id, c.position, c.data, c.graph_checkpoint_id,
         c.state_hash, c.message_count, state.state_hash.label("hash_there"), state.message_count.label("count_there"),
     )  # fmt: skip
     joined = CHECKPOINT.join(BRANCH, BRANCH.c.id == c.internal_session_id).outerjoin(GRAPH_CHECKPOINT, is_state)
