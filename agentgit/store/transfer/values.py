@@ -30,7 +30,7 @@ PICKLE = b"pickle"
 """The type that LangGraph's serializer gives to a pickle, if pickles are enabled."""
 
 UNPACKED_BYTES_ALLOWED, MAX_UNPACK_RATIO = 2**30, 100
-"""The size to which a value may unpack: so many bytes, or so many times the values of the file if that is more."""
+"""The size to which a value or a directory may unpack: so many bytes or, if it is more, so many times all contents."""
 
 _RESERVED_KEYS = ("cls", "_fields_set")
 """Keys that a message cannot have, because LangChain's constructors have parameters with these names."""
@@ -69,30 +69,34 @@ def is_message(value: Leaf) -> bool:
 
 
 class UnpackedSizes:
-    """The sizes to which the values of a file unpack. Each value comes after those that it refers to."""
+    """The sizes to which the values or the files of an export unpack. Each comes after those that it refers to."""
 
-    def __init__(self) -> None:
-        self._sizes: dict[bytes, int] = {}
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._sizes: dict[bytes | int, int] = {}
         self._content_bytes = 0
 
-    def add(self, key: bytes, size: int, parts: Iterable[bytes] = ()) -> int:
+    def add(self, key: bytes | int, size: int, parts: Iterable[bytes | int] = ()) -> int:
         self._content_bytes += size
         total = size + self.require(parts)
         if key in self._sizes:
-            raise ValueError(f"is a duplicate of value {key.hex()}")
+            raise ValueError(f"is a duplicate of {self._name(key)}")
         self._sizes[key] = total
         return total
 
-    def require(self, parts: Iterable[bytes]) -> int:
-        """Check that values came before, and that they do not unpack to too much together."""
+    def require(self, parts: Iterable[bytes | int]) -> int:
+        """Check that the parts came before, and that they do not unpack to too much together."""
         total = 0
         for part in parts:
             if part not in self._sizes:
-                raise ValueError(f"refers to value {part.hex()}, which did not come before it")
+                raise ValueError(f"refers to {self._name(part)}, which did not come before it")
             total += self._sizes[part]
         if total > max(UNPACKED_BYTES_ALLOWED, MAX_UNPACK_RATIO * self._content_bytes):
-            raise ValueError(f"unpacks to more than {MAX_UNPACK_RATIO} times the values of the export")
+            raise ValueError(f"unpacks to more than {MAX_UNPACK_RATIO} times the {self._kind}s of the export")
         return total
+
+    def _name(self, key: bytes | int) -> str:
+        return f"directory {key}" if isinstance(key, int) else f"{self._kind} {key.hex()}"
 
 
 # -- messages
