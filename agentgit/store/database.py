@@ -40,7 +40,6 @@ from agentgit.store.sql.encryption import Seal, set_seal
 from agentgit.store.sql.named_locks import (
     LOCK_FILE_SUFFIX,
     NamedLocks,
-    TimedLock,
     TransactionState,
     enter_transaction,
     is_in_transaction,
@@ -101,7 +100,7 @@ def before_transactions(function: Callable[[Database], None]) -> Iterator[None]:
         _before.reset(token)
 
 
-_write_locks: dict[str, TimedLock] = {}
+_write_locks: dict[str, AbstractContextManager[Any]] = {}
 """The write lock of each SQLite file, shared by every `Database` of this process that opens the file."""
 
 
@@ -146,7 +145,7 @@ class Database:
         self.leases = None if self.is_sqlite else Leases(self.write, lease_seconds)
         self._driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         # A database in memory has only one connection, so its users take turns. A file has as many as needed.
-        self._connection_lock: AbstractContextManager[Any] = TimedLock() if self.in_memory else nullcontext()
+        self._connection_lock: AbstractContextManager[Any] = threading.RLock() if self.in_memory else nullcontext()
         self.named_locks = NamedLocks(path=self.path) if self.is_sqlite else NamedLocks(engine=self.engine)
         # SQLite's own lock is polled with sleeps of milliseconds, so writers of one process take turns here instead.
         self._write_lock = self._shared_write_lock()
@@ -161,7 +160,7 @@ class Database:
 
     def _shared_write_lock(self) -> AbstractContextManager[Any]:
         is_file = self.is_sqlite and not self.in_memory
-        return _write_locks.setdefault(str(self.url), TimedLock()) if is_file else nullcontext()
+        return _write_locks.setdefault(str(self.url), threading.RLock()) if is_file else nullcontext()
 
     @property
     def files(self) -> list[str]:
