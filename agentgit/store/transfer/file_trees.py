@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from agentgit.store.transfer import paths
 from agentgit.store.transfer.json_shapes import anything, decode_bytes, digest, label, named, number
 from agentgit.store.transfer.paths import LONGEST_PATH, fold_name, levels_up, text_of
-from agentgit.store.transfer.values import UnpackedSizes
+from agentgit.store.transfer.unpacked_sizes import UnpackedSizes
 
 Record = Mapping[str, Any]
 

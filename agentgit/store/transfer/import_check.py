@@ -34,7 +34,8 @@ from agentgit.store.transfer.json_shapes import (
     walk,
 )
 from agentgit.store.transfer.lines import LineReader, damaged_line, read_lines
-from agentgit.store.transfer.values import UnpackedSizes, is_message, require_readable
+from agentgit.store.transfer.unpacked_sizes import UnpackedSizes
+from agentgit.store.transfer.values import is_message, require_readable
 from agentgit.values import UNREADABLE
 
 Fields = Mapping[str, Any]
