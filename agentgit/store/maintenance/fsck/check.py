@@ -29,7 +29,8 @@ from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 
 COUNTED_TABLES = (
-    "blob graph_checkpoint graph_write external_session event workspace_snapshot internal_session checkpoint operation"
+    "blob graph_checkpoint graph_write external_session event workspace_snapshot internal_session checkpoint operation "
+    "session_member"
 )
 """The tables whose rows the checks of all levels read once."""
 

@@ -16,6 +16,7 @@ from agentgit.effects.memory import names_item
 from agentgit.errors import Corrupt
 from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, checked, read_rows, row_name
 from agentgit.store.records.journal import LAST_LOGGED_STATUSES, NEXT_LOGGED
+from agentgit.store.records.session_access import NO_LINK
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import (
     BRANCH,
@@ -25,12 +26,16 @@ from agentgit.store.sql.tables import (
     METADATA,
     OPERATION,
     SESSION,
+    SESSION_LINK,
+    SESSION_MEMBER,
     TOOL_INVOCATION,
     WORKSPACE_SNAPSHOT,
     WORLD_LOG,
 )
 from agentgit.store.sql.transaction import Reading
 from agentgit.values import as_object, stored_json
+
+DELETE_ROW = "The row grants its role all the same. Delete it, or remove the user from the session."
 
 
 class RowCheck:
@@ -57,6 +62,7 @@ class RowCheck:
             self.check_calls,
             self.check_operations,
             self.check_world,
+            self.check_members,
         ):
             self.report.attempt("the database", check)
 
@@ -198,6 +204,17 @@ class RowCheck:
             elif action not in LAST_LOGGED_STATUSES.get(status, ()):
                 problem = f"its status is {status}, but its last entry in the world log is {action}"
                 self.report.add(name, problem, RESTORE)
+
+    def check_members(self) -> None:
+        """Check that each member was added by name or by a link of the same session."""
+        link, member = SESSION_LINK.c, SESSION_MEMBER.c
+        sessions = {NO_LINK: 0} | dict(self._read_raw(self._select(link.id, link.external_session_id)))
+        for session_id, user_id, link_id in self.read(member.external_session_id, member.user_id, member.link_id):
+            name = f"session_member {session_id}/{user_id}/{link_id}"
+            if link_id not in sessions:
+                self.report.add(name, f"its link {link_id} is missing", DELETE_ROW)
+            elif sessions[link_id] not in (0, session_id):
+                self.report.add(name, "its link is for another session", DELETE_ROW)
 
 
 def references_within_sessions() -> Iterator[tuple[Column[Any], Table]]:
