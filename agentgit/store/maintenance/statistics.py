@@ -147,20 +147,15 @@ _CHECKPOINT_COUNTS = (
     .where(CHECKPOINT.c.internal_session_id.in_(_branch_ids))
     .group_by(CHECKPOINT.c.internal_session_id)
 )
-_CALL_COUNTS = (
-    select(
-        TOOL_INVOCATION.c.internal_session_id.label("branch"),
-        TOOL_INVOCATION.c.status.label("word"),
-        func.count().label("total"),
-    )
-    .where(TOOL_INVOCATION.c.internal_session_id.in_(_branch_ids))
-    .group_by(TOOL_INVOCATION.c.internal_session_id, TOOL_INVOCATION.c.status)
-)
-_OPERATION_COUNTS = (
-    select(OPERATION.c.source_id.label("branch"), OPERATION.c.kind.label("word"), func.count().label("total"))
-    .where(OPERATION.c.source_id.in_(_branch_ids))
-    .group_by(OPERATION.c.source_id, OPERATION.c.kind)
-)
+
+
+def _count_query(branch_id: Any, word: Any) -> Any:
+    columns = branch_id.label("branch"), word.label("word"), func.count().label("total")
+    return select(*columns).where(branch_id.in_(_branch_ids)).group_by(branch_id, word)
+
+
+_CALL_COUNTS = _count_query(TOOL_INVOCATION.c.internal_session_id, TOOL_INVOCATION.c.status)
+_OPERATION_COUNTS = _count_query(OPERATION.c.source_id, OPERATION.c.kind)
 _FIRST_CHECKPOINTS = select(CHECKPOINT.c.internal_session_id, CHECKPOINT.c.graph_checkpoint_id).where(
     CHECKPOINT.c.internal_session_id.in_(_branch_ids), CHECKPOINT.c.kind == "branch"
 )
