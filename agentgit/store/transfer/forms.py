@@ -112,11 +112,6 @@ def _order(version: Any) -> tuple[bool, float]:
     return is_text, float(number_of)
 
 
-def _stamp(value: Any) -> str:
-    """Check for a time with a time zone, and return its text."""
-    return value if time(value) else ""
-
-
 def _header_shape(value: Any) -> Shape:
     """Return the shape of the header of a graph checkpoint. LangGraph must be able to order any two versions."""
     versions = {channel: _order(version) for channel, version in value["versions"].items()}
@@ -132,8 +127,8 @@ def _header_shape(value: Any) -> Shape:
 
 
 _HEADER = {
-    "v": number(), "ts": _stamp, "versions": named, "seen": {"*": named}, "counts": {"*": number()},
-    "updated?": Nullable([text]), "others?": named, "snapshots?": [text], "folded?": [text],
+    "v": number(), "ts": lambda value: time(value) and value, "versions": named, "seen": {"*": named},
+    "counts": {"*": number()}, "updated?": Nullable([text]), "others?": named, "snapshots?": [text], "folded?": [text],
     "digests?": {"*": lambda value: digest(value).hex()}, f"{IMPORTED}?": nothing, "*": anything,
 }  # fmt: skip
 _GRAPH_METADATA = {
