@@ -170,6 +170,9 @@ DAMAGES = {
         1, "UPDATE world_log SET seq = seq + 1000 WHERE action = 'done' AND invocation_id IN "
         "(SELECT w.invocation_id FROM world_log w WHERE w.action = 'reversed')", C, "done comes after reversed",
     ),
+    "a checkpoint has no user": (1, "UPDATE checkpoint SET user_id = 5", P, "its user 5"),
+    "a tag has no user": (1, "UPDATE tag SET user_id = 5", "tag 'v1'", "its user 5"),
+    "an operation has no user": (1, "UPDATE operation SET user_id = 5", DOING, "its user 5"),
     "a list has another size": (1, "UPDATE blob SET size = size + 1 WHERE type = 'list'", V, "items, but it has"),
     "a list is packed": (1, "UPDATE blob SET codec = 1 WHERE type = 'list'", V, "not a list of hashes"),
     "a state is its own parent": (1, "UPDATE graph_checkpoint SET parent_id = checkpoint_id", G, "saved after it"),

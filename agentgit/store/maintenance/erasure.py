@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from sqlalchemy import Select, Table, delete, func, select
@@ -35,7 +36,7 @@ from agentgit.store.sql.tables import (
 )
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
-from agentgit.values import UNREADABLE
+from agentgit.values import UNREADABLE, as_object
 
 AUTHORED_TABLES = {"checkpoint", "tag", "operation", SESSION.name, EVENT.name}
 """Tables in which a user is the author of something in another user's session. The user's id stays there, no name."""
@@ -107,6 +108,16 @@ def erase_user(store: Store, transaction: Writing, user: User, by_user_id: int |
     erased_data = _finish_erasure(transaction, row_counts, value_bytes)
     record_event(transaction, "user.erased", user_id=by_user_id, erased=user_id, rows=row_counts.total())
     return erased_data
+
+
+def list_erased_users(transaction: Reading) -> list[int]:
+    """List the ids of erased users. What they made in other users' sessions still contains these ids."""
+    query = select(EVENT.c.detail).where(EVENT.c.external_session_id.is_(None), EVENT.c.kind == "user.erased")
+    user_ids = []
+    for detail in transaction.execute(query).scalars():
+        with suppress(Corrupt, *UNREADABLE):  # fsck's check of the rows reports it
+            user_ids.append(int(as_object(detail)["erased"]))
+    return user_ids
 
 
 def _lock_and_measure(store: Store, transaction: Writing, session_ids: Sequence[int]) -> int:

@@ -1,4 +1,4 @@
-"""Checks of rows that no constraint can make: positions, ancestors, JSON, and references over other rows."""
+"""Checks of rows that no constraint can make: positions, ancestors, JSON, authors, and references over other rows."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from agentgit.effects.invocation import REDO
 from agentgit.effects.kinds import MEMORY
 from agentgit.effects.memory import names_item
 from agentgit.errors import Corrupt
+from agentgit.store.maintenance.erasure import list_erased_users
 from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, checked, read_rows, row_name
 from agentgit.store.records.journal import LAST_LOGGED_STATUSES, NEXT_LOGGED
 from agentgit.store.records.session_access import NO_LINK
@@ -28,7 +29,9 @@ from agentgit.store.sql.tables import (
     SESSION,
     SESSION_LINK,
     SESSION_MEMBER,
+    TAG,
     TOOL_INVOCATION,
+    USER,
     WORKSPACE_SNAPSHOT,
     WORLD_LOG,
 )
@@ -62,6 +65,7 @@ class RowCheck:
             self.check_calls,
             self.check_operations,
             self.check_world,
+            self.check_authors,
             self.check_members,
         ):
             self.report.attempt("the database", check)
@@ -204,6 +208,14 @@ class RowCheck:
             elif action not in LAST_LOGGED_STATUSES.get(status, ()):
                 problem = f"its status is {status}, but its last entry in the world log is {action}"
                 self.report.add(name, problem, RESTORE)
+
+    def check_authors(self) -> None:
+        """Check that whoever has made something in a session exists, or was erased."""
+        known = {id for (id,) in self._read_raw(self._select(USER.c.id))} | {*list_erased_users(self.transaction)}
+        for table in (CHECKPOINT, TAG, OPERATION):
+            for *key, user_id in self.read(*table.primary_key, table.c.user_id):
+                if user_id not in known:
+                    self.report.add(row_name(table, key), f"its user {user_id} is missing", RESTORE)
 
     def check_members(self) -> None:
         """Check that each member was added by name or by a link of the same session."""
