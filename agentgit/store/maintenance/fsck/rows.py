@@ -213,7 +213,7 @@ class RowCheck:
         """Check that whoever has made something in a session exists, or was erased."""
         known = {id for (id,) in self._read_raw(self._select(USER.c.id))} | {*list_erased_users(self.transaction)}
         for table in (CHECKPOINT, TAG, OPERATION):
-            for *key, user_id in self.read(*table.primary_key, table.c.user_id):
+            for *key, user_id in self._read_raw(self._select(*table.primary_key, table.c.user_id)):
                 if user_id not in known:
                     self.report.add(row_name(table, key), f"its user {user_id} is missing", RESTORE)
 
