@@ -66,7 +66,7 @@ SHAPES = {
 
 
 class FileSink:
-    """What becomes of the files of an export while it is checked; here nothing."""
+    """The receiver of the files of an export while it is checked; this one drops them."""
 
     def data(self, part: bytes) -> None:
         """Store a part of the contents of a file."""
