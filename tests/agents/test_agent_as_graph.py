@@ -190,6 +190,20 @@ def test_with_config_sets_the_config_of_each_turn(repo, world):
             first.with_config({"configurable": place})
 
 
+async def test_an_async_update_runs_the_async_functions_of_the_graph(repo):
+    """A condition that exists only as a coroutine function, on an agent and on a served graph."""
+
+    async def route(state):
+        return "__end__"
+
+    graph = StateGraph(MessagesState).add_node("answer", lambda state: {"messages": []}).add_edge(START, "answer")
+    graph = graph.add_conditional_edges("answer", route).compile()
+    for one, config in ((repo.wrap(graph, "s"), None), (repo.graph(graph), THREAD)):
+        await one.aupdate_state(config, said("hello"), as_node="answer")
+        state = await one.aget_state(config)
+        assert (state.values["messages"][-1].text, state.next) == ("hello", ())
+
+
 def edit(agent, item):
     """Edit the call that waits in the subgraph of an agent's graph, and return the config before."""
     waiting = agent.get_state(subgraphs=True).tasks[0].state
