@@ -241,8 +241,9 @@ def _render_with(error: Exception, value: Any) -> str:
 
 
 def warn_caller(warning: Warning) -> None:
-    """Issue a warning at the line that called this package."""
+    """Issue a warning at the line that called this package, perhaps through a method of LangGraph."""
     frame, level = sys._getframe(1), 2
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(("agentgit.", "contextlib")):
+    passed = ("agentgit.", "contextlib", "langchain_core.", "langgraph.")
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").startswith(passed):
         frame, level = frame.f_back, level + 1
     warnings.warn(warning, stacklevel=level)

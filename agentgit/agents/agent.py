@@ -7,17 +7,18 @@ from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any, Literal, overload
+from typing import Any, Literal, Self, Unpack, overload
 
 from langchain_core.runnables import RunnableConfig
 from langchain_core.tools import BaseTool
+from langgraph.graph.state import CompiledStateGraph
 
 from agentgit.agents import inputs
-from agentgit.agents.branch_context import Graph, TurnSettings
-from agentgit.agents.branch_reader import BranchReader
-from agentgit.agents.branch_runner import BranchRunner
+from agentgit.agents.branch_context import Graph
+from agentgit.agents.branch_graph import BranchGraph
 from agentgit.agents.explore.explorer import Choices, Explorer, Score, Steps, plan_variants
 from agentgit.agents.explore.scheduler import Factory, arun_exploration, run_exploration
+from agentgit.agents.merge import Merger
 from agentgit.agents.rerun.answers import OnMiss
 from agentgit.agents.rerun.rerun import Rerun, RerunOptions
 from agentgit.agents.tools.checkpoint_tools import checkpoint_tools
@@ -29,14 +30,13 @@ from agentgit.effects import Effect, RollbackPlan
 from agentgit.effects.files import FileChanges
 from agentgit.effects.kinds import UNDECLARED
 from agentgit.errors import Conflict, NotFound
-from agentgit.handles.branching import Branching
-from agentgit.handles.context import BranchRef, Context
+from agentgit.handles.context import BranchRef
 from agentgit.next_steps import Next
 from agentgit.render import html, svg
 from agentgit.render.text import waiting_text
 from agentgit.render.view import Medium
 from agentgit.render.views import lists
-from agentgit.rollback.request import ConfirmedPlan, FilesOption, RollbackOptions
+from agentgit.rollback.request import ConfirmedPlan, FilesOption, RollbackKeywords, RollbackOptions
 from agentgit.sessions.messages import with_text
 from agentgit.sessions.tree import Exploration, ExploredBranch
 from agentgit.store.queries.graph_points import BranchHead
@@ -44,7 +44,15 @@ from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import named_label
 
 
-class RollbackAgent(BranchReader):
+async def _await_previous_turn(agent: RollbackAgent) -> None:
+    await agent._runner.await_previous_turn()
+
+
+async def _aleave_stream(agent: RollbackAgent) -> None:
+    await agent._runner.aleave_stream()
+
+
+class RollbackAgent(BranchGraph):
     """A compiled graph on one branch of a session. `Repository.wrap` creates it.
 
     It runs like the graph, with the branch's thread id filled in. An agent never changes its branch: `rollback`,
@@ -62,9 +70,10 @@ class RollbackAgent(BranchReader):
         []
     """
 
-    def __init__(self, context: Context, graph: Graph, settings: TurnSettings, branch: int | BranchHead) -> None:
-        super().__init__(context, graph, settings, branch)
-        self._branching = Branching(context, self.session.id)
+    def __new__(cls, context: Any = None, graph: Any = None, *_: Any) -> Self:
+        """Create an agent that is a `CompiledStateGraph` where its graph is one."""
+        is_state_graph = cls is RollbackAgent and isinstance(graph, CompiledStateGraph)
+        return object.__new__(RollbackStateAgent if is_state_graph else cls)  # type: ignore[return-value]
 
     def __repr__(self) -> str:
         if self._branch.store.database.is_closed:
@@ -78,7 +87,7 @@ class RollbackAgent(BranchReader):
         status = html.pre(Medium().lines(lists.status(self.session.info, self.branch, self.head)))
         return f"<div>{status}{svg.page(self.tree())}</div>"
 
-    def _repr_mimebundle_(self, include: Any = None, exclude: Any = None) -> dict[str, str]:
+    def _repr_mimebundle_(self, **_: Any) -> dict[str, Any]:
         return {"text/plain": repr(self), "text/html": self._repr_html_()}
 
     def at(self, branch: BranchRef = None) -> RollbackAgent:
@@ -106,37 +115,13 @@ class RollbackAgent(BranchReader):
         If the last turn stopped inside a batch of tool calls, the checkpoint is placed before that batch, because a
         checkpoint never lies between a tool call and its result.
 
-        Args:
-            name: The name of the checkpoint; names may repeat.
-            description: A sentence about it.
-            data: Any JSON-like data to keep with it.
-            metadata: JSON-like entries to add to the checkpoint's `metadata`; those of agentgit are not replaced.
-            files: False to save it without the files of the workspace.
-
-        Raises:
-            Conflict: The branch is running.
-            InvalidInput: The name is empty or too long, or the metadata is no dict.
-            Unavailable: The workspace is not available here, or its files cannot be saved.
+        The arguments and errors are those of [`Session.checkpoint`][agentgit.handles.session.Session.checkpoint].
         """
         label = named_label(self._branch.settings.user_id, name, description, data, metadata)
         snapshot = self._branch.take_snapshot(f"checkpoint {name}" if name else "checkpoint") if files else None
         return self._branching.save(self.branch_id, label, snapshot)
 
-    def rollback(
-        self,
-        to: CheckpointRef,
-        *,
-        tools: str = "reverse",
-        files: FilesOption = True,
-        conversation: bool = True,
-        replay: str = "record",
-        name: str | None = None,
-        force: bool = False,
-        on_error: str = "stop",
-        on_drift: str = "stop",
-        request_id: str | None = None,
-        plan: ConfirmedPlan = None,
-    ) -> RollbackAgent:
+    def rollback(self, to: CheckpointRef, **options: Unpack[RollbackKeywords]) -> RollbackAgent:
         """Roll back to an earlier point: create a new branch there and reverse the effects of later tool calls.
 
         This branch does not change.
@@ -144,65 +129,35 @@ class RollbackAgent(BranchReader):
         Args:
             to: A Checkpoint, its id, a tag, its name, `branch`, `branch#7`, `branch~2`, `HEAD`, `HEAD~1`, or
                 `message:<id>` for the point before a user's message.
-            tools: `reverse`, `reversible` (reverse only reversible effects), `keep` (leave the world alone) or
-                `require_clean` (refuse if any effect would have to be reversed).
-            files: True to restore what turns changed in the workspace, if one is attached; `"overwrite"` to restore
-                also files that a turn and somebody else have changed. A safety snapshot keeps the current files.
-            conversation: False to reverse only effects and restore only files, and stay on this branch.
-            replay: How the tool calls before that point are brought to the new branch. `record`: from the record; no
-                tool runs. `redo`: calls that were reversed since run again. `execute`: the effects that still exist
-                are reversed, then all calls run again; not allowed with `tools="keep"`, because the effects would
-                happen twice.
-            name: The name of the new branch; None for the next free name, like `main-2`.
-            force: True to leave effects in the world that cannot be reversed, and files in conflict.
-            on_error: `stop` at the first undo function or tool that fails, or `continue` with the others.
-            on_drift: `stop` at the first tool that runs again and returns something else, or `continue`.
-            request_id: An idempotency key: a second rollback with the same one returns the same branch.
-            plan: The plan that was confirmed, or its `identity`; if another one would be carried out, nothing is done.
+            **options: `tools`, `files`, `conversation`, `replay`, `name`, `force`, `on_error`, `on_drift`, `request_id`
+                and `plan`, as [`Session.rollback`][agentgit.handles.session.Session.rollback] describes them.
 
         Raises:
-            PlanChanged: Another plan than `plan` would be carried out; nothing was done, and the error has that one.
-            RollbackBlocked: An effect cannot be reversed; nothing was done.
-            WorkspaceChanged: A turn has changed files, and so has somebody else; nothing was done.
-            Unavailable: The workspace or the snapshot of the files to restore is missing; nothing was done.
-            RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` continues from there.
+            PlanChanged, RollbackBlocked, WorkspaceChanged, Unavailable, RollbackIncomplete: As `Session.rollback`.
             Conflict: The branch is running. A turn whose stream the caller reads is ended first, unless a tool runs;
                 the errors say so.
         """
-        options = RollbackOptions(
-            tools=tools,
-            files=files,
-            conversation=conversation,
-            replay=replay,
-            name=name,
-            force=force,
-            on_error=on_error,
-            on_drift=on_drift,
-            request_id=request_id,
-            plan=plan,
-        )
-        with self._outside_stream():
-            return self._on_branch(self._rollbacks.run(to, self.branch_id, options))
+        with self._runner.outside_stream():
+            return self._on_branch(self._rollbacks.run(to, self.branch_id, RollbackOptions(**options)))
 
     def undo(
         self, steps: int = 1, *, files: FilesOption = True, force: bool = False, plan: ConfirmedPlan = None
     ) -> RollbackAgent:
-        """Roll back to the newest checkpoint that differs from the current state of the branch.
+        """Roll back to the newest checkpoint that differs from the current state of the branch, as `Session.undo`.
 
         Args:
             steps: The number of such checkpoints to go back, at least 1.
             files: As `rollback` takes it.
-            force: True to leave effects in the world that cannot be reversed, and files in conflict.
+            force: As `rollback` takes it.
             plan: As `rollback` takes it.
 
         Raises:
-            NotFound: The branch has fewer such checkpoints.
-            InvalidInput: `steps` is less than 1.
+            NotFound, InvalidInput: As `Session.undo`.
             Conflict: Without a plan: somebody else has moved the branch since this agent last saw it. Or as `rollback`.
             WorldDiverged: Without a plan: effects or files of other branches would be taken back, too.
             PlanChanged, RollbackBlocked, WorkspaceChanged, Unavailable, RollbackIncomplete: As `rollback`.
         """
-        with self._outside_stream() as before_id:
+        with self._runner.outside_stream() as before_id:
             if plan is not None:
                 to = self._rollbacks.find_previous(self.branch_id, steps, files)[1]
             else:
@@ -224,9 +179,20 @@ class RollbackAgent(BranchReader):
             return find(steps)[1]
         return before_id if steps == 1 else find(steps - 1)[1]
 
+    def _require_idle(self) -> None:
+        if self._runner.turn is not None:
+            raise Conflict("This agent is running. Try again when its turn has ended.")
+
+    def _on_branch(self, branch: int | BranchHead) -> RollbackAgent:
+        """Return an agent with the same graph on another branch of the session."""
+        agent, own = RollbackAgent(self._branch.context, self.graph, self._branch.settings, branch), self._branch
+        if agent.branch_id == own.branch_id:  # the requests of a waiting turn belong to its branch
+            agent._branch.interrupted_turn = own.interrupted_turn
+        return agent
+
     def _require_own(self, plan: RollbackPlan, planned: Next) -> RollbackPlan:
         """Return a plan that takes back only what this agent has seen, and nothing that others have done."""
-        if self._turn is None:  # while a turn runs, the rollback is refused
+        if self._runner.turn is None:  # while a turn runs, the rollback is refused
             self._require_unmoved()
         self._rollbacks.require_own(plan, self.branch_id, planned)
         return plan
@@ -244,7 +210,7 @@ class RollbackAgent(BranchReader):
         If only files were rewound since the last turn, the rewind is undone and the new agent is on this branch.
 
         Args:
-            force: True to leave effects in the world that cannot be reversed or run again, and files in conflict.
+            force: As `switch` takes it.
             plan: As `rollback` takes it.
 
         Raises:
@@ -277,23 +243,18 @@ class RollbackAgent(BranchReader):
 
         Args:
             branch: The name or id of the branch.
-            sync: What to do if another branch has changed the world. None: nothing; the next turn raises
-                `WorldDiverged` if the change matters. `world`: reverse the effects that do not belong to that branch,
-                and run its reversed calls again. `note`: leave the world, and tell the model with the next message.
-                `ignore`: leave the world, and record that.
-            force: True to leave effects in the world that cannot be reversed or run again, and files in conflict.
-            on_error: `stop` at the first undo function or tool that fails, or `continue` with the others.
-            plan: As `rollback` takes it. It is carried out with `sync="world"`, which can be left out.
+            sync: `world`, `note` or `ignore`, as [`Session.switch`][agentgit.handles.session.Session.switch] describes
+                them; with None, the next turn raises `WorldDiverged` if another branch has changed the world and the
+                change matters.
+            force: As `Session.switch` takes it.
+            on_error: As `Session.switch` takes it.
+            plan: As `Session.switch` takes it.
 
         Raises:
-            NotFound: The session has no such branch.
-            InvalidInput: `sync` is none of these, or not `world` although there is a plan.
-            RollbackBlocked: `sync="world"` is blocked by a call that cannot be reversed or run again; nothing was done.
-            WorkspaceChanged: A turn has changed files, and so has somebody else; nothing was done.
-            RollbackIncomplete: An undo function or a tool raised; `repo.resume(operation)` continues from there.
+            NotFound, InvalidInput, RollbackBlocked, WorkspaceChanged, RollbackIncomplete: As `Session.switch`.
             Conflict: This agent is running, or the rollback of that branch is incomplete.
         """
-        if self._turn is not None:
+        if self._runner.turn is not None:
             raise Conflict("This agent is running. Switch when its turn has ended.")
         if sync is None and plan is None:
             return self._on_branch(self._rollbacks.set_current_branch(branch).id)
@@ -316,7 +277,7 @@ class RollbackAgent(BranchReader):
             Conflict: A branch of that name exists.
             Unavailable: The workspace is not available here, or its files cannot be saved.
         """
-        snapshot = self._branch.take_snapshot("fork") if files and to is None and self._turn is None else None
+        snapshot = self._branch.take_snapshot("fork") if files and to is None and self._runner.turn is None else None
         return self._on_branch(self._branching.fork(self.branch_id, to, name, snapshot))
 
     def rewind_files(
@@ -331,18 +292,16 @@ class RollbackAgent(BranchReader):
 
         Args:
             restore_point: The id of the user's message, or any reference that `rollback` accepts.
-            files: `"overwrite"` to restore also the files that a turn and somebody else have changed.
-            force: True to leave those as they are, and to restore the others.
+            files: As [`Session.rewind_files`][agentgit.handles.session.Session.rewind_files] takes it.
+            force: As `Session.rewind_files` takes it.
             plan: As `rollback` takes it.
 
         Raises:
-            NotFound: No workspace is attached, or there is no such restore point.
-            WorkspaceChanged: A turn has changed files, and so has somebody else; no file was changed.
-            RollbackIncomplete: The files could not be restored; `repo.resume(operation)` continues from there.
+            NotFound, WorkspaceChanged, RollbackIncomplete: As `Session.rewind_files`.
             Conflict: The branch is running. A turn whose stream the caller reads is ended first, unless a tool runs;
                 the errors say so.
         """
-        with self._outside_stream():
+        with self._runner.outside_stream():
             return self.session.rewind_files(restore_point, branch=self.branch_id, files=files, force=force, plan=plan)
 
     def edit(
@@ -432,8 +391,8 @@ class RollbackAgent(BranchReader):
         """
         self._require_idle()
         if dry_run:
-            return self._merger.compute(source, resolve).plan
-        return self.session.get_checkpoint(self._merger.merge(source, resolve, name))
+            return Merger(self._branch).compute(source, resolve).plan
+        return self.session.get_checkpoint(Merger(self._branch).merge(source, resolve, name))
 
     @overload
     def cherry_pick(self, source: CheckpointRef, *, resolve: Resolve = None, name: str | None = None) -> Checkpoint: ...
@@ -451,21 +410,18 @@ class RollbackAgent(BranchReader):
 
         Args:
             source: The checkpoint, or any reference that `rollback` accepts; a branch means its newest checkpoint.
-            resolve: Which side to keep where both branches changed a value, as `merge` takes it.
-            name: The name of the new checkpoint.
-            dry_run: Only return the plan: what would be added, the conflicts, and what is left out.
-
-        Returns:
-            The new checkpoint, the head if there is nothing to add, or the plan of a dry run.
+            resolve: As `merge` takes it.
+            name: As `merge` takes it.
+            dry_run: As `merge` takes it.
 
         Raises:
             MergeConflict, NotFound, Ambiguous, InvalidInput: As `merge`.
-            Conflict: This branch is running, is in the middle of a turn, or was moved; or nothing of it can be added.
+            Conflict: As `merge`, or nothing of the checkpoint can be added.
         """
         self._require_idle()
         if dry_run:
-            return self._merger.compute(source, resolve, picks=True).plan
-        return self.session.get_checkpoint(self._merger.merge(source, resolve, name, picks=True))
+            return Merger(self._branch).compute(source, resolve, picks=True).plan
+        return self.session.get_checkpoint(Merger(self._branch).merge(source, resolve, name, picks=True))
 
     def explore(
         self,
@@ -541,7 +497,7 @@ class RollbackAgent(BranchReader):
         factory: Factory | None = None,
         **options: Any,
     ) -> Exploration:
-        await self._await_previous_turn()
+        await self._runner.await_previous_turn()
         explorer = self._explorer(steps, choices, parallel, executor, factory, **options)
         await arun_exploration(explorer, parallel, executor, factory)
         return await self.aexploration(explorer.name)
@@ -549,10 +505,10 @@ class RollbackAgent(BranchReader):
     def _explorer(
         self, steps: Steps, choices: Choices, parallel: bool | int, executor: Any, factory: Any, **options: Any
     ) -> Explorer:
-        if self._turn is not None:
+        if self._runner.turn is not None:
             raise Conflict("This agent is running. Explore when its turn has ended.")
         variants, elsewhere = plan_variants(steps, choices), executor is not None or factory is not None
-        create_runner, together = partial(type(self), self._branch.context, self.graph), bool(parallel) or elsewhere
+        create_runner, together = partial(RollbackAgent, self._branch.context, self.graph), bool(parallel) or elsewhere
         return Explorer(self._branch, create_runner, variants, together=together, elsewhere=elsewhere, **options)
 
     def promote(
@@ -665,16 +621,20 @@ class RollbackAgent(BranchReader):
         return checkpoint_tools(self.session, self.branch_id)
 
     aat = async_twin(at)
-    acheckpoint = async_twin(checkpoint, prepare=BranchRunner._await_previous_turn)
-    arollback = async_twin(rollback, prepare=BranchRunner._aleave_stream)
-    aundo = async_twin(undo, prepare=BranchRunner._aleave_stream)
-    aredo = async_twin(redo, prepare=BranchRunner._await_previous_turn)
-    aswitch = async_twin(switch, prepare=BranchRunner._await_previous_turn)
+    acheckpoint = async_twin(checkpoint, prepare=_await_previous_turn)
+    arollback = async_twin(rollback, prepare=_aleave_stream)
+    aundo = async_twin(undo, prepare=_aleave_stream)
+    aredo = async_twin(redo, prepare=_await_previous_turn)
+    aswitch = async_twin(switch, prepare=_await_previous_turn)
     afork = async_twin(fork)
-    arewind_files = async_twin(rewind_files, prepare=BranchRunner._aleave_stream)
-    amerge = async_twin(merge, prepare=BranchRunner._await_previous_turn)
-    acherry_pick = async_twin(cherry_pick, prepare=BranchRunner._await_previous_turn)
-    apromote = async_twin(promote, prepare=BranchRunner._await_previous_turn)
+    arewind_files = async_twin(rewind_files, prepare=_aleave_stream)
+    amerge = async_twin(merge, prepare=_await_previous_turn)
+    acherry_pick = async_twin(cherry_pick, prepare=_await_previous_turn)
+    apromote = async_twin(promote, prepare=_await_previous_turn)
+
+
+class RollbackStateAgent(RollbackAgent, CompiledStateGraph[Any, Any, Any, Any]):
+    """A `RollbackAgent` made from a compiled `StateGraph`."""
 
 
 @contextmanager

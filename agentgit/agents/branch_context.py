@@ -24,7 +24,7 @@ from agentgit.langgraph_internals import PULL, TASKS, recast_checkpoint_ns, task
 from agentgit.next_steps import Next
 from agentgit.rollback import Planner
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter
-from agentgit.saver.branch_saver import BranchSaver, SessionSaver
+from agentgit.saver.branch_saver import BranchSaver, SessionSaver, SessionThreads, ThreadReader
 from agentgit.sessions import ExternalSession
 from agentgit.sessions.session import OPEN, SIMULATED
 from agentgit.store.queries.graph_points import BranchHead, read_branch_head
@@ -282,6 +282,17 @@ class BranchContext:
             sends = self.saver.codec.decode(self.store.graphs.content(step.session_id).get(transaction, [key])[key])
             asking |= {one.node for one in sends if isinstance(one, Send)}
         return asking
+
+    def reader(self) -> ThreadReader:
+        """Return a saver that only reads the branch, for those who ask the graph for its saver."""
+
+        def find(thread: str) -> SessionThreads | None:
+            self.authorize_now()
+            return SessionThreads(self.thread_id, [self.thread_id]) if thread == self.client_thread else None
+
+        reader = ThreadReader(self.store, find)
+        reader.channels = self.graph.channels
+        return reader
 
     def open_questions(self) -> list[Interrupt]:
         """Read the questions that wait for an answer; what an imported checkpoint asks is never answered here."""

@@ -184,14 +184,3 @@ def answer_of(output: Any, open_questions: Callable[[], Sequence[Interrupt]]) ->
     if not messages:
         raise InvalidInput("The output of this graph has no messages; call invoke() with the graph's own input.")
     return str(messages[-1].text)
-
-
-def pair_configs(values: Sequence[Any], config: Any) -> list[tuple[Any, Any]]:
-    if not isinstance(config, list | tuple):
-        return [(value, config) for value in values]
-    if len(config) != len(values):
-        raise InvalidInput(
-            f"There are {len(values)} inputs and {len(config)} configs, so no turn was run. Give one config for all, "
-            "or one for each input."
-        )
-    return list(zip(values, config, strict=True))

@@ -33,7 +33,6 @@ from agentgit.store.threads.graph_rows import (
     NewModelCall,
     NewModelCalls,
     NewWrites,
-    Task,
 )
 from agentgit.values import portable
 
@@ -119,7 +118,8 @@ class ModelCalls:
         calls = [*self._encode(self._take(datetime.max.replace(tzinfo=UTC)), ())]
         if not calls or self._newest is None:
             return None
-        return NewWrites(self._newest, Task(MODEL_CALLS), (), NewModelCalls(self._step + 1, calls, self._unfinished))
+        new_calls = NewModelCalls(self._step + 1, calls, self._unfinished)
+        return NewWrites(self._newest, MODEL_CALLS, "", (), new_calls)
 
     def _take(self, before: datetime) -> list[_ModelCall]:
         with self._lock:

@@ -18,7 +18,6 @@ from langchain_core.runnables.config import merge_configs, var_child_runnable_co
 
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext, ClientThread, Graph, TurnSettings
-from agentgit.agents.described_graph import DescribedGraph
 from agentgit.agents.inputs import TurnInput
 from agentgit.agents.instrumentation import instrumented_copy
 from agentgit.agents.isolation import detached, detached_config, turn_context
@@ -88,7 +87,7 @@ def current_reader() -> object:
         return get_ident()
 
 
-class TurnRunner(DescribedGraph):
+class TurnRunner:
     """Begins and ends the turns of a graph on one branch."""
 
     def __init__(
@@ -99,11 +98,12 @@ class TurnRunner(DescribedGraph):
         branch: int | BranchHead,
         client: ClientThread | None = None,
     ) -> None:
-        super().__init__(graph)
-        self._branch = BranchContext(context, graph, settings, branch, client)
+        self.graph = graph
+        """The graph that runs, with the config of `with_config`."""
+        self.branch = BranchContext(context, graph, settings, branch, client)
         self._instrument()
-        self._known_current_branch = self._branch.served.moved_to
-        self._turn: Turn | None = None
+        self._known_current_branch = self.branch.served.moved_to
+        self.turn: Turn | None = None
         self.rollback_error: AgentGitError | None = None
         """The error of the last rollback that the model requested; None if it succeeded or none was requested."""
         self.moved_at = monotonic()
@@ -118,47 +118,35 @@ class TurnRunner(DescribedGraph):
     @property
     def branch_id(self) -> int:
         """The id of the branch that this object runs on."""
-        return self._branch.branch_id
-
-    @property
-    def _is_waiting(self) -> bool:
-        """True if the last turn of this object waits for an answer."""
-        return self._branch.interrupted_turn is not None
-
-    def _on_branch(self, branch: int | BranchHead) -> Self:
-        """Return a runner of the same graph on another branch of the session."""
-        runner = type(self)(self._branch.context, self.graph, self._branch.settings, branch)
-        if runner.branch_id == self.branch_id:  # the requests of a waiting turn belong to its branch
-            runner._branch.interrupted_turn = self._branch.interrupted_turn
-        return runner
+        return self.branch.branch_id
 
     def _move_to(self, branch_id: int) -> None:
         """Continue on another branch of the session."""
-        branch = self._branch
-        self._branch = BranchContext(branch.context, self.graph, branch.settings, branch_id, branch.client)
+        branch = self.branch
+        self.branch = BranchContext(branch.context, self.graph, branch.settings, branch_id, branch.client)
         self._known_current_branch = branch_id
         self._instrument()
 
-    def _with_graph(self, graph: Graph) -> Self:
+    def with_graph(self, graph: Graph) -> Self:
         """Return a runner of another form of the graph on the same branch, which shares what is known of the branch."""
         runner = copy.copy(self)
         runner.graph = graph
-        runner._turn, runner._begun, runner._is_ending = None, None, False
+        runner.turn, runner._begun, runner._is_ending = None, None, False
         runner._instrument()
         return runner
 
     def _instrument(self) -> None:
         """Copy the graph with the saver of the branch."""
-        graph, simulation = self.graph, self._branch.settings.simulation
-        self._instrumented_graph: Graph = instrumented_copy(
+        graph, simulation = self.graph, self.branch.settings.simulation
+        self.instrumented_graph: Graph = instrumented_copy(
             graph,
             simulation.wrap_channel if simulation is not None else None,
-            checkpointer=self._branch.saver,
+            checkpointer=self.branch.saver,
             store=self._recorded_store(graph.store),
         )
         cache = cache_of(graph)
         if cache is not None:
-            cache = HarmlessCache(simulation.cache if simulation is not None else cache, lambda: self._turn)
+            cache = HarmlessCache(simulation.cache if simulation is not None else cache, lambda: self.turn)
         # LangGraph passes it on to every graph that a node or a tool runs, which then ignores a cache of its own.
         self._cache_config = {CONFIG_KEY_CACHE: cache}
 
@@ -166,36 +154,36 @@ class TurnRunner(DescribedGraph):
         """Return a store whose writes the turns of this object record; a store that cannot be wrapped stays as it is"""
         if not is_wrappable(store):
             return store
-        declared = self._branch.settings.effects.tools
-        locks = self._branch.store.database.named_locks
+        declared = self.branch.settings.effects.tools
+        locks = self.branch.store.database.named_locks
         return RecordedStore(plain_store(store), self._current_calls, locks, declared)
 
     def _current_calls(self) -> Calls | None:
         """Return the calls of the turn of the caller's task, cancelled or not, or else of the one that runs."""
         recorder = find_recorder((var_child_runnable_config.get() or {}).get("callbacks"))
-        if recorder is not None and recorder.turn.context is self._branch and not recorder.turn.is_completed:
+        if recorder is not None and recorder.turn.context is self.branch and not recorder.turn.is_completed:
             return recorder.calls
-        return self._turn.calls if self._turn is not None else None
+        return self.turn.calls if self.turn is not None else None
 
     # -- configs and options
 
-    def _require_own_thread(self, config: RunnableConfig) -> None:
-        thread = self._branch.client_thread
+    def require_own_thread(self, config: RunnableConfig) -> None:
+        thread = self.branch.client_thread
         if config.get("configurable", {}).get("thread_id", thread) != thread:
             raise InvalidInput("This agent runs on its branch's own thread; leave thread_id out of the config.")
 
-    def _fill_config(self, config: RunnableConfig | None) -> RunnableConfig:
+    def fill_config(self, config: RunnableConfig | None) -> RunnableConfig:
         """Fill in the branch's thread id, and remove the keys of an outer graph that calls this one."""
         config = detached_config(config)
-        self._require_own_thread(config)
+        self.require_own_thread(config)
         with detached():  # else LangChain merges the surrounding config into it
             return merge_configs(
-                config, {"configurable": {"thread_id": self._branch.client_thread, **self._cache_config}}
+                config, {"configurable": {"thread_id": self.branch.client_thread, **self._cache_config}}
             )
 
     @property
     def _conversation_id(self) -> str:
-        return str(self._branch.session_id)
+        return str(self.branch.session_id)
 
     def _start_span(self) -> TracedSpan:
         return turn_span(
@@ -220,31 +208,31 @@ class TurnRunner(DescribedGraph):
         self, resources: ExitStack, value: Any, config: RunnableConfig | None, span: TracedSpan, options: Options
     ) -> tuple[Turn, RunnableConfig]:
         require_not_nested(config)
-        self._branch.store.database.require_open()  # before the files are read
+        self.branch.store.database.require_open()  # before the files are read
         self._warn_if_moved()
-        run_config, self.moved_at = self._fill_config(config), monotonic()
+        run_config, self.moved_at = self.fill_config(config), monotonic()
         if not self._is_at_head(run_config["configurable"]):
             raise InvalidInput("A branch runs only from its head.", Next("rollback"), Next("fork"))
         if not run_config["configurable"].get("checkpoint_ns"):
             run_config["configurable"].pop("checkpoint_id", None)
         durability = self._durability(options)
-        saves_each_step = durability == "sync" or (durability == "exit" and self._branch.settings.effects.has_effects)
+        saves_each_step = durability == "sync" or (durability == "exit" and self.branch.settings.effects.has_effects)
         turn = Turn(
-            self._branch,
-            self._going_on(inputs.parse(self._instrumented_graph, value), run_config),
+            self.branch,
+            self._going_on(inputs.parse(self.instrumented_graph, value), run_config),
             span,
             saves_each_step=saves_each_step,
         )
         resources.push(partial(self._leave, turn))
         resources.enter_context(turn.resources)
-        interrupted_turn = self._branch.interrupted_turn
+        interrupted_turn = self.branch.interrupted_turn
         if interrupted_turn is not None and not turn.turn_input.is_new:
             turn.requested_checkpoints = interrupted_turn.requested_checkpoints
             turn.after_turn = interrupted_turn.after_turn
         try:
             turn.begin()
         except UndoNeeded as error:
-            rollbacks = Rollbacks(self._branch.context, self._branch.session_id)
+            rollbacks = Rollbacks(self.branch.context, self.branch.session_id)
             target = rollbacks.find_answered(self.branch_id)
             if target is None:
                 text = f"{error.message} Nothing was run: no checkpoint stands before them."
@@ -260,7 +248,7 @@ class TurnRunner(DescribedGraph):
                 raise
             self._move_to(restored)
             return self._start_turn(resources, value, config, span, options)
-        self._turn = self._branch.saver.turn = turn
+        self.turn = self.branch.saver.turn = turn
         run_config["configurable"][TURN] = turn.owner
         if turn.replayed_ids:
             run_config["configurable"].update(checkpoint_id=turn.replayed_ids[""], checkpoint_map=turn.replayed_ids)
@@ -277,12 +265,12 @@ class TurnRunner(DescribedGraph):
             self._require_waiting(config)
         if run_id is None or not turn_input.is_new:
             return turn_input
-        with self._branch.reading() as transaction:
-            newest = self._branch.store.graphs.newest(transaction, self._branch.thread_id)
+        with self.branch.reading() as transaction:
+            newest = self.branch.store.graphs.newest(transaction, self.branch.thread_id)
         if newest is None or newest.meta.get("run_id") != run_id:
             return turn_input
         with detached():
-            state = self._instrumented_graph.get_state(config)
+            state = self.instrumented_graph.get_state(config)
         if not state.next or not inputs.is_last_message(turn_input, state.values):
             raise InvalidInput(
                 f"Nothing was run: run_id {run_id!r} is that of the last run, so LangGraph would drop this input. "
@@ -292,12 +280,12 @@ class TurnRunner(DescribedGraph):
 
     def _require_waiting(self, config: RunnableConfig) -> None:
         """Check that something waits for an answer; LangGraph would drop it without a word."""
-        with self._branch.reading() as transaction:
-            newest = self._branch.store.graphs.newest(transaction, self._branch.thread_id)
-            if newest is not None and self._branch.store.asked(transaction, newest):
-                return
+        with self.branch.reading() as transaction:
+            newest = self.branch.store.graphs.newest(transaction, self.branch.thread_id)
+            if newest is not None and (newest.is_imported or self.branch.store.asked(transaction, newest)):
+                return  # an imported run is refused with its own reason
         with detached():
-            if newest is None or not self._instrumented_graph.get_state(config).next:
+            if newest is None or not self.instrumented_graph.get_state(config).next:
                 raise Conflict("Nothing was run: no question waits for this answer.")
 
     def _is_at_head(self, configurable: Mapping[str, Any]) -> bool:
@@ -306,16 +294,16 @@ class TurnRunner(DescribedGraph):
         if checkpoint_id is None:
             return True
         if not ns:
-            return bool(checkpoint_id == self._branch.seen_checkpoint_id)
+            return bool(checkpoint_id == self.branch.seen_checkpoint_id)
         root_id = (configurable.get("checkpoint_map") or {}).get("")
-        with self._branch.reading() as transaction:
-            newest = self._branch.store.graphs.newest(transaction, self._branch.thread_id, ns)
+        with self.branch.reading() as transaction:
+            newest = self.branch.store.graphs.newest(transaction, self.branch.thread_id, ns)
         newest_id = newest.key.checkpoint_id if newest is not None else None
-        return bool(root_id == self._branch.seen_checkpoint_id and checkpoint_id == newest_id)
+        return bool(root_id == self.branch.seen_checkpoint_id and checkpoint_id == newest_id)
 
     def _warn_if_moved(self) -> None:
         """Warn once if a rollback or switch in this process has since moved the session to another branch."""
-        branch, current_id = self._branch, self._branch.served.moved_to
+        branch, current_id = self.branch, self.branch.served.moved_to
         if current_id in (None, self._known_current_branch, branch.branch_id):
             return
         self._known_current_branch = current_id
@@ -337,13 +325,13 @@ class TurnRunner(DescribedGraph):
             return
         try:
             with turn.span.current():
-                self._branch.seen_checkpoint_id = turn.end(completed=completed)
-            self._branch.end_checkpoint_id = turn.end_checkpoint_id
-            self._branch.interrupted_heads = () if completed else (turn.head_id,)
+                self.branch.seen_checkpoint_id = turn.end(completed=completed)
+            self.branch.end_checkpoint_id = turn.end_checkpoint_id
+            self.branch.interrupted_heads = () if completed else (turn.head_id,)
         finally:
             self._forget(turn)
         # If a tool waits for an answer, the requests of the others are done when the answered turn has ended.
-        self._branch.interrupted_turn = turn if completed and not turn.is_settled else None
+        self.branch.interrupted_turn = turn if completed and not turn.is_settled else None
         if completed and turn.is_settled and turn.after_turn is not None:
             self.rollback_error = None
             try:
@@ -353,17 +341,17 @@ class TurnRunner(DescribedGraph):
 
     def _forget(self, turn: Turn) -> None:
         """Forget a turn that no longer holds the branch."""
-        self._turn = None
-        if self._branch.saver.turn is turn:
-            self._branch.saver.turn = None
+        self.turn = None
+        if self.branch.saver.turn is turn:
+            self.branch.saver.turn = None
         self._is_ending = False
 
     def _leave(self, turn: Turn, _kind: object, error: BaseException | None, _trace: object) -> None:
         """Forget a turn that was interrupted, perhaps as it ended: then it is not known here how it has ended."""
-        if is_interrupt(error) and (self._turn is turn or turn.has_ended):
+        if is_interrupt(error) and (self.turn is turn or turn.has_ended):
             self._forget(turn)
             with suppress(AgentGitError):  # the next turn finds what is wrong
-                self._branch.read_anew()
+                self.branch.read_anew()
 
     @contextmanager
     def _turn_context(
@@ -381,12 +369,12 @@ class TurnRunner(DescribedGraph):
                 self._end(turn, completed=is_completed)
 
     async def _aturn(
-        self, stack: AsyncExitStack, value: Any, config: RunnableConfig | None, options: Options
+        self, stack: AsyncExitStack, value: Any, config: RunnableConfig | None, options: Options = NO_OPTIONS
     ) -> tuple[Any, RunnableConfig]:
         """Hold the branch for one turn until the stack ends, without blocking the event loop, even if cancelled."""
         # No generator, because a loop that ends closes all of them at once, those inside others too.
         span = stack.enter_context(self._start_span())
-        await self._await_previous_turn()
+        await self.await_previous_turn()
         LOOP.set(asyncio.get_running_loop())  # the async callbacks of this turn run on this loop
         loop, begun = asyncio.get_running_loop(), Future[tuple[Turn, RunnableConfig]]()
 
@@ -421,10 +409,10 @@ class TurnRunner(DescribedGraph):
 
     def _read_turn(self) -> Turn | None:
         """Return the turn whose stream the caller reads."""
-        turn = self._turn
+        turn = self.turn
         return turn if turn is not None and turn.reader is not None and turn.reader == current_reader() else None
 
-    def _leave_stream(self) -> None:
+    def leave_stream(self) -> None:
         """End the turn whose stream the caller reads, so that it can go back from inside its loop."""
         if (turn := self._read_turn()) is not None:
             if turn.calls.by_run:
@@ -433,12 +421,12 @@ class TurnRunner(DescribedGraph):
             self._left_turn = turn
 
     @contextmanager
-    def _outside_stream(self) -> Iterator[int | None]:
+    def outside_stream(self) -> Iterator[int | None]:
         """End the turn whose stream the caller reads, and yield the id of its first checkpoint.
 
         A refusal of what follows says that the turn has ended.
         """
-        self._leave_stream()
+        self.leave_stream()
         left_turn, self._left_turn = self._left_turn, None
         try:
             yield left_turn.before_id if left_turn is not None else None
@@ -448,19 +436,19 @@ class TurnRunner(DescribedGraph):
                 error.next = *error.next, Next("continue")
             raise
 
-    async def _aleave_stream(self) -> None:
-        """End the turn whose stream the caller reads, as `_leave_stream`, or wait for one that was abandoned."""
+    async def aleave_stream(self) -> None:
+        """End the turn whose stream the caller reads, as `leave_stream`, or wait for one that was abandoned."""
         if (turn := self._read_turn()) is not None and not turn.calls.by_run:
             await asyncio.to_thread(self._end, turn, completed=False)
             self._left_turn = turn
-        await self._await_previous_turn()
-        self._leave_stream()
+        await self.await_previous_turn()
+        self.leave_stream()
 
-    async def _await_previous_turn(self) -> None:
+    async def await_previous_turn(self) -> None:
         """Wait briefly for a turn of this agent that was cancelled, or whose stream was not read to its end."""
         # Python closes an abandoned stream only in a later round of the loop.
         polls, deadline = 0, monotonic() + ENDING_TIMEOUT
-        while self._turn is not None or self._is_beginning():
+        while self.turn is not None or self._is_beginning():
             is_progressing = self._is_ending or self._is_beginning()
             if monotonic() > deadline or (polls >= CLOSING_POLLS and not is_progressing):
                 return
@@ -486,7 +474,7 @@ class TurnRunner(DescribedGraph):
     def _durable_options(self, options: Options, *, is_async: bool = False) -> Options:
         """Return the options of a run, changed so that each step is saved before the next one can have an effect."""
         # On a loop LangGraph must wait, because a tool called without `await` blocks it; elsewhere the call waits.
-        durability, effects = self._durability(options), self._branch.settings.effects
+        durability, effects = self._durability(options), self.branch.settings.effects
         if not effects.has_effects or (durability != "exit" and not is_async):
             return options
         kept = {name: value for name, value in options.items() if name != "checkpoint_during"}
@@ -495,7 +483,7 @@ class TurnRunner(DescribedGraph):
     @contextmanager
     def _running(self) -> Iterator[None]:
         """Run a part of the graph in the turn, and outside of a graph that calls this agent."""
-        turn = self._turn
+        turn = self.turn
         if turn is None:
             with detached():
                 yield

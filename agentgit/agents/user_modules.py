@@ -17,6 +17,7 @@ from langgraph.graph import StateGraph
 from langgraph.pregel import Pregel
 
 from agentgit.agents.memory import as_memory, is_wrappable
+from agentgit.agents.session_graph import is_plain
 from agentgit.agents.tools.graph_tools import (
     ToolDeclaration,
     declare_tools,
@@ -74,7 +75,7 @@ def graph_in(path: str) -> Any:
     if ":" in path:
         value = values[0]
         return call_function(value, path) if callable(value) and not isinstance(value, (Pregel, StateGraph)) else value
-    graphs = [value for value in values if isinstance(value, Pregel)]
+    graphs = [value for value in values if is_plain(value)]
     if not graphs:
         raise NotFound(f"{path} has no compiled graph. Name it, or the function that returns it: {path}:NAME")
     if any(graph is not graphs[0] for graph in graphs):

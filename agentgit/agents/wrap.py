@@ -8,13 +8,13 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Literal
 
 from langgraph.graph import StateGraph
-from langgraph.pregel import Pregel
 from langgraph.store.base import BaseStore
 
 from agentgit.agents.agent import RollbackAgent
 from agentgit.agents.branch_context import AutoCheckpoint, Interval, TurnSettings
 from agentgit.agents.importing.import_langgraph import import_thread
 from agentgit.agents.memory import as_memory, is_wrappable
+from agentgit.agents.session_graph import is_plain
 from agentgit.agents.tools.graph_tools import GraphTools
 from agentgit.agents.tools.unanswered_calls import ON_UNANSWERED
 from agentgit.agents.tools.unowned_calls import REFUSE, REPORT
@@ -93,8 +93,10 @@ class PreparedGraph:
     ) -> None:
         if isinstance(graph, StateGraph):
             raise InvalidInput("This graph is not compiled. Wrap graph.compile().")
-        if not isinstance(graph, Pregel):
-            raise InvalidInput(f"{type(graph).__name__} is not a LangGraph graph; wrap what graph.compile() returns.")
+        if not is_plain(graph):
+            raise InvalidInput(
+                f"{type(graph).__name__} is not a LangGraph graph of your own; wrap what graph.compile() returns."
+            )
         interval = Interval.read(auto_checkpoint)
         require_one_of("fence", fence, FENCE_MODES)
         require_one_of("unowned_calls", unowned_calls, (REPORT, REFUSE))

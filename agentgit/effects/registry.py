@@ -68,9 +68,6 @@ class Registry:
         self._lock = threading.RLock()
         self.declare(ALL_SESSIONS, Declarations.of(Declaration(*one) for one in (defaults or {}).items()))
 
-    def before_fork(self) -> None:
-        """Do nothing: there is no connection to close."""
-
     def after_fork(self) -> None:
         """Replace the locks in a child process, because a thread of the parent may have held them."""
         self.running_calls.clear()

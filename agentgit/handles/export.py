@@ -19,7 +19,7 @@ from agentgit.sessions.reports import OnProgress
 from agentgit.store.queries.explorations import mark_of
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.sql.transaction import Reading
-from agentgit.store.threads.graph_store import GraphKey
+from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.transfer.export import RecordSink, Sink, export
 from agentgit.store.transfer.import_check import check_export
 from agentgit.store.transfer.lines import FORMAT, NAME, LineWriter, with_progress

@@ -236,7 +236,7 @@ class Rollbacks(SessionAccess):
             for row in reversed(path):
                 key = GraphKey(row.thread_id, "", row.graph_checkpoint_id or "")
                 state = store.graphs.find(transaction, key) if row.graph_checkpoint_id else None
-                if state is None or not store.is_unfinished(transaction, state):
+                if state is None or not store.unanswered(transaction, state):
                     return int(row.id)
             return None
 

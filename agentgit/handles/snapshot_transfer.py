@@ -27,6 +27,7 @@ from agentgit.store.transfer.file_trees import (
     PART_BYTES,
     TOO_MANY_PATHS,
     UNOPENED_STORAGE,
+    FileSink,
     Item,
     format_path,
 )
@@ -131,7 +132,7 @@ class SnapshotExporter:
         return (LEFT, why[:MAX_WHY_LENGTH], 0) if why else (FILE, self._hashes[entry.oid], mode)
 
 
-class SnapshotImporter:
+class SnapshotImporter(FileSink):
     """Holds the files of one export in a temporary store. A context manager; it is the `FileSink` of the check."""
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ class NotebookNamespace:
         agents = list(self._variables("agentgit.agents.agent", "RollbackAgent"))
         opened = [pair for pair in agents if not pair[1].session.context.store.database.is_closed] or agents
         newest: dict[Session, tuple[str, RollbackAgent]] = {}
-        for variable, agent in sorted(opened, key=lambda pair: pair[1].moved_at, reverse=True):
+        for variable, agent in sorted(opened, key=lambda pair: pair[1]._runner.moved_at, reverse=True):
             newest.setdefault(agent.session, (variable, agent))
         return list(newest.values())
 

@@ -24,8 +24,7 @@ from agentgit.store.audit.trail import NO_SESSION, record_event
 from agentgit.store.maintenance import retention as retention_store
 from agentgit.store.maintenance.fsck.check import fsck
 from agentgit.store.maintenance.fsck.reading import HASHES, HEADS, REFERENCES
-from agentgit.store.maintenance.gc import NOTHING_COLLECTED, Collected, UnusedSteps, collect, count_rows_by_part
-from agentgit.store.maintenance.gc import find_unused_steps as find_steps
+from agentgit.store.maintenance.gc import NOTHING_COLLECTED, Collected, collect, count_rows_by_part
 from agentgit.store.maintenance.key_rotation import Rotation
 from agentgit.store.maintenance.statistics import tokens_of_erased_sessions
 from agentgit.store.sql.ids import is_id
@@ -93,15 +92,13 @@ class Maintenance:
         each_session = parts.iterate("sessions", ([session_id] for session_id in session_ids))
         removed_ids = self._thin_all(each_session, damage, dry_run=dry_run)
 
-        def find_unused(transaction: Reading, owner: int) -> Iterator[UnusedSteps]:
-            return find_steps(transaction, owner, removed_ids if dry_run else (), parts)
-
         def collect_from(transaction: Reading, owner: int) -> Collected:
             return collect(
                 transaction,
                 store.graphs.blobs.of(owner),
                 imports=imports,
-                find_steps=partial(find_unused, owner=owner) if steps else None,
+                steps=steps,
+                ignored_checkpoints=removed_ids if dry_run else (),
                 progress=parts,
             )
 

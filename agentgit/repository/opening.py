@@ -55,7 +55,7 @@ def open(
             named.
         compression: The compression of new values: `auto` (zstd above 4 KiB; smaller ones stay readable with SQL),
             `zstd` (from 512 bytes on), `zlib` (the same, larger and slower) or `none`. Any of them can be read.
-        pool_size: The maximum number of connections to a server; each event loop has its own pool of this size.
+        pool_size: The maximum number of connections to a server.
         lease_seconds: The seconds after which a run on a server counts as dead if its process has not reported.
         keyring: The keys that encrypt the contents; None for `$AGENTGIT_ENCRYPTION_KEYS`, or no encryption if that is
             not set. Once encrypted, the database can only be opened with its keys.

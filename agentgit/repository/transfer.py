@@ -22,7 +22,7 @@ from agentgit.sessions.reports import OnProgress
 from agentgit.store.audit.trail import record_event
 from agentgit.store.sql.transaction import Writing
 from agentgit.store.transfer.file_trees import NO_WORKSPACE
-from agentgit.store.transfer.import_ import Import, choose_name, require_sound
+from agentgit.store.transfer.import_ import choose_name, import_session, require_sound
 from agentgit.store.transfer.import_check import SESSION, check_export
 from agentgit.store.transfer.lines import with_progress
 from agentgit.store.transfer.plain_checkpoints import PlainSession, parse_checkpoints
@@ -101,11 +101,17 @@ class Importer:
         file = with_progress(stream, progress, times=2)
         with _convert_read_errors(path):
             checker = check_export(file, files if workspace is not None else None)
-        importer = Import(self.context.store, self.context.user.id, file, session)
+        store, user_id = self.context.store, self.context.user.id
+
+        def write_rows(found: Mapping[int, SnapshotRef]) -> int:
+            return store.database.write(
+                lambda c: import_session(c, store, user_id, file, session, checker, found), durable=True
+            )
+
         if workspace is None or not checker.counts["folder"]:
-            session_id = importer.run(checker)
+            session_id = write_rows({})
         else:
-            session_id = self._store_with_files(workspace, files, lambda found: importer.run(checker, found))
+            session_id = self._store_with_files(workspace, files, write_rows)
         imported_session = self.context.read(lambda c: self.context.lookup.session(c, session_id))
         omitted_snapshots = Counter(checker.files.missing_snapshots)
         if workspace is None and (unwanted_count := checker.counts["workspace_snapshot"] - omitted_snapshots.total()):

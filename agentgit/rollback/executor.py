@@ -71,7 +71,7 @@ class RerunTrack:
             stands = any(one.status in IN_THE_WORLD for one in self.store.world.redo_calls(transaction, call.id))
             placed_calls.append(PlacedCall(row_id, call.id, run.id if run is not None else None, stands))
             call_runs.append((row_id, call, run))
-        recorded_calls.replace_track(transaction, self.store.journal, self.store.sessions, branch.id, placed_calls)
+        recorded_calls.replace_track(transaction, self.store.journal, branch.id, placed_calls)
         changes = self._result_changes(transaction, call_runs)
         rewrite_messages(transaction, self.store.graphs, branch.thread_id, changes)
 

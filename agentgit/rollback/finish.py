@@ -21,6 +21,7 @@ from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow, is_simulated
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
+from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.values import as_object
 
@@ -126,14 +127,14 @@ class Finisher:
     ) -> None:
         """Open a branch at its branch point, or at the state that its calls produced when they ran again."""
         branch = self.store.sessions.branch(transaction, created_by.internal_session_id)
-        head = self.store.graphs.head(transaction, branch.thread_id)
+        head = self.store.graphs.newest(transaction, branch.thread_id)
         self.store.require_state(branch, head.state_hash if head is not None else b"", branch_point.state_hash)
         state_hash, graph_checkpoint_id = branch_point.state_hash, branch_point.graph_checkpoint_id
         if self.rerun_track.has_reruns(created_by):
             self.rerun_track.replace_calls(transaction, created_by)
-            head = self.store.graphs.head(transaction, branch.thread_id)
+            head = self.store.graphs.newest(transaction, branch.thread_id)
             if head is not None:
-                state_hash, graph_checkpoint_id = head.state_hash, head.checkpoint_id
+                state_hash, graph_checkpoint_id = head.state_hash, head.key.checkpoint_id
             branch = self.store.sessions.branch(transaction, branch.id)
         key = GraphKey(branch.thread_id, "", branch_point.graph_checkpoint_id or "")
         content = CheckpointState(
@@ -142,7 +143,7 @@ class Finisher:
             position=branch_point.position,
             message_count=branch_point.message_count,
             workspace_snapshot_id=self._record_files(transaction, branch, files),
-            pending=self.store.graphs.pack_pending_writes(transaction, key) if key.checkpoint_id else None,
+            pending=pending_writes.read(transaction, key) if key.checkpoint_id else None,
         )
         label = Label(
             kind="branch", user_id=created_by.user_id, description=branch_point.name or branch_point.description

@@ -67,11 +67,11 @@ class Fork:
         accepted_ids = self.planner.accepted_ids(transaction, self.parent.id, only_done=True)
         new_operation = NewOperation(
             kind="fork",
-            session_id=self.session_id,
+            external_session_id=self.session_id,
             user_id=self.planner.user_id,
             source_id=self.source.id,
             target_id=target.id,
-            branch_id=branch.id,
+            internal_session_id=branch.id,
             request_id=request_id,
             request={"accepted": sorted(accepted_ids), "steps": []},
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, TypedDict
 
 from agentgit.effects import RollbackPlan
 from agentgit.effects.files import SnapshotRef
@@ -28,6 +28,21 @@ AS_REQUESTED = "the files of the workspace are left as they are, as requested"
 
 ConfirmedPlan = RollbackPlan | str | None
 """The plan that a person confirmed, or its identity; None if nobody was asked."""
+
+
+class RollbackKeywords(TypedDict, total=False):
+    """The options of a rollback that its callers choose; see `Session.rollback`."""
+
+    tools: str
+    files: FilesOption
+    conversation: bool
+    replay: str
+    name: str | None
+    force: bool
+    on_error: str
+    on_drift: str
+    request_id: str | None
+    plan: ConfirmedPlan
 
 
 @dataclass(frozen=True, kw_only=True)

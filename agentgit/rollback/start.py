@@ -79,11 +79,11 @@ class Starter:
             self.store.sessions.set_status(transaction, branch_id, REPLAYING)
         new_operation = NewOperation(
             kind=ROLLBACK,
-            session_id=session_id,
+            external_session_id=session_id,
             user_id=request.user_id,
             source_id=request.source_id,
             target_id=target.id,
-            branch_id=branch_id,
+            internal_session_id=branch_id,
             request_id=request.request_id,
             request={
                 "tools": request.tools,
@@ -128,11 +128,11 @@ class Starter:
         self.store.sessions.set_status(transaction, branch.id, REPLAYING)
         new_operation = NewOperation(
             kind=SWITCH,
-            session_id=branch.external_session_id,
+            external_session_id=branch.external_session_id,
             user_id=request.user_id,
             source_id=request.source_id,
             target_id=branch.head_id,
-            branch_id=branch.id,
+            internal_session_id=branch.id,
             request_id=None,
             request={
                 "sync": request.sync,

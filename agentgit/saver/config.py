@@ -24,8 +24,7 @@ from agentgit.saver.codec import Codec
 from agentgit.saver.delta_reducer import Channels, encode, folds
 from agentgit.saver.leaf_codec import is_plain
 from agentgit.store.objects.content import Encoded
-from agentgit.store.threads.graph_rows import BRANCH_TO
-from agentgit.store.threads.graph_store import Draft, GraphKey, GraphScope
+from agentgit.store.threads.graph_rows import BRANCH_TO, Draft, GraphKey, GraphScope
 from agentgit.store.threads.lifecycle import DELTA_COUNTERS
 
 

@@ -25,10 +25,6 @@ class RecordedTurn(Protocol):
     def goes_on(self) -> bool:
         """True if the graph goes on with what waits, and acts."""
 
-    @property
-    def is_waiting(self) -> bool:
-        """True if something that the turn took over is not written yet."""
-
     def saving(self, graph_key: GraphKey) -> AbstractContextManager[None]:
         """Record that the block saves a graph checkpoint or fails to."""
 

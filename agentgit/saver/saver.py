@@ -67,11 +67,15 @@ from agentgit.store.threads.graph_rows import (
     MAX_ASKED,
     NULL_TASK,
     RESUME,
+    Draft,
+    GraphCheckpoint,
+    GraphKey,
     GraphScope,
     NewCheckpoint,
     NewWrites,
+    PendingWrite,
 )
-from agentgit.store.threads.graph_store import Draft, GraphCheckpoint, GraphKey, GraphStore, PendingWrite, Task
+from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.lifecycle import count_unread_threads, has_langgraph_tables
 from agentgit.values import from_json
 
@@ -450,7 +454,7 @@ class SQLModelSaver(AsyncSaverMethods):
         store, (graph_key, draft) = self.store, new
         try:
             if not self._append_if_head(graph_key, draft):
-                self.database.write(lambda transaction: store.put(transaction, graph_key, draft))
+                self.database.write(lambda transaction: store.put(transaction, new))
         except Conflict:
             self.database.write(lambda transaction: store.refuse_writes(transaction, graph_key))
             raise
@@ -506,14 +510,14 @@ class SQLModelSaver(AsyncSaverMethods):
         turn = self._turn_of(config)
         if turn is not None:
             rows += _asked(writes, rows)
-        new = NewWrites(GraphKey(thread, ns, checkpoint_id), Task(task_id, task_path), rows)
+        new = NewWrites(GraphKey(thread, ns, checkpoint_id), task_id, task_path, rows)
         if turn is None or not turn.put_writes(new):
             self._require_no_run(config)
             self._put_writes_now(new)
 
     def _put_writes_now(self, new: NewWrites) -> None:
         store = self.store
-        self.database.write(lambda transaction: store.put_writes(transaction, new.key, new.task, new.writes))
+        self.database.write(lambda transaction: store.put_writes(transaction, new))
 
     def get_next_version(self, current: float | str | None, channel: None) -> float:
         """Return the version after `current`: the next whole number, with a random fraction.

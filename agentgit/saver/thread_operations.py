@@ -13,6 +13,7 @@ from agentgit.store.maintenance.gc import NOTHING_COLLECTED, Collected, collect
 from agentgit.store.records.encryption_keys import unlock
 from agentgit.store.schema import schema
 from agentgit.store.sql.transaction import Writing
+from agentgit.store.threads import lifecycle
 from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.owners import SESSION_THREAD_PREFIX, list_owners
 
@@ -47,13 +48,13 @@ class ThreadOperations(BaseCheckpointSaver[float]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete the checkpoints and writes of a thread."""
-        store, thread = self.store, self._require_access(thread_id)
-        self.database.write(lambda transaction: store.delete_thread(transaction, thread))
+        _, thread = self.store, self._require_access(thread_id)
+        self.database.write(lambda transaction: lifecycle.delete_thread(transaction, thread))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints whose metadata names one of these runs, with their writes."""
-        store, runs = self.store, [str(run_id) for run_id in run_ids]
-        self.database.write(lambda transaction: store.delete_for_runs(transaction, runs, sessions=self.sessions))
+        _, runs = self.store, [str(run_id) for run_id in run_ids]
+        self.database.write(lambda transaction: lifecycle.delete_for_runs(transaction, runs, sessions=self.sessions))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy the checkpoints and writes of a thread into a new one."""
@@ -68,8 +69,8 @@ class ThreadOperations(BaseCheckpointSaver[float]):
         """Delete old checkpoints."""
         if strategy not in ("keep_latest", "delete"):
             raise InvalidInput(f"strategy must be 'keep_latest' or 'delete', not {strategy!r}.")
-        store, threads = self.store, [self._require_access(thread_id) for thread_id in thread_ids]
-        operation = store.prune if strategy == "keep_latest" else store.delete_thread
+        _, threads = self.store, [self._require_access(thread_id) for thread_id in thread_ids]
+        operation = lifecycle.prune if strategy == "keep_latest" else lifecycle.delete_thread
 
         def prune_threads(transaction: Writing) -> None:
             for thread in threads:

@@ -10,11 +10,12 @@ import threading
 import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, _GeneratorContextManager, contextmanager, nullcontext
-from contextvars import ContextVar
-from importlib.util import find_spec
+from contextvars import ContextVar, copy_context
+from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ParamSpec, Protocol, TypeVar
+from typing import Any, ParamSpec, Protocol, TypeVar
 
 from sqlalchemy import URL, Connection, Engine, text
 from sqlalchemy.exc import DBAPIError
@@ -39,7 +40,6 @@ from agentgit.store.sql.encryption import Seal, set_seal
 from agentgit.store.sql.named_locks import (
     LOCK_FILE_SUFFIX,
     NamedLocks,
-    TimedLock,
     TransactionState,
     enter_transaction,
     is_in_transaction,
@@ -51,9 +51,6 @@ from agentgit.store.sql.tables import METADATA, SEARCH_INDEX
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.url import parse_url, redacted_url, sqlite_path
 
-if TYPE_CHECKING:
-    from agentgit.store.sql.async_driver import LoopPools
-
 LOG = logging.getLogger("agentgit")
 
 P = ParamSpec("P")
@@ -61,6 +58,9 @@ T = TypeVar("T")
 
 ATTEMPTS = 6
 """The greatest number of times that a conflicting transaction runs. On a server, four times as many."""
+
+THREADS = 32
+"""The greatest number of threads of async callers. There are fewer connections, for which they wait a limited time."""
 
 _SHRINK_STATEMENTS = {
     "sqlite": ("VACUUM", "PRAGMA wal_checkpoint(TRUNCATE)"),
@@ -100,7 +100,7 @@ def before_transactions(function: Callable[[Database], None]) -> Iterator[None]:
         _before.reset(token)
 
 
-_write_locks: dict[str, TimedLock] = {}
+_write_locks: dict[str, AbstractContextManager[Any]] = {}
 """The write lock of each SQLite file, shared by every `Database` of this process that opens the file."""
 
 
@@ -140,13 +140,12 @@ class Database:
             else postgres.create_server_engine(self.url, pool_size, connect)
         )
         set_seal(self.engine.dialect, self.seal)
-        # `connect` returns connections for threads, so on an event loop `run` uses a thread.
-        uses_threads = self.is_sqlite or connect is not None
-        self._loop_pools = None if uses_threads else _create_loop_pools(self.url, pool_size, self.seal)
+        # Not asyncio's own: a few slow nodes may occupy all of those, and the steps of other turns would wait for them.
+        self._threads = ThreadPoolExecutor(THREADS, "agentgit-database")
         self.leases = None if self.is_sqlite else Leases(self.write, lease_seconds)
         self._driver_error: type[Exception] = self.engine.dialect.loaded_dbapi.Error
         # A database in memory has only one connection, so its users take turns. A file has as many as needed.
-        self._connection_lock: AbstractContextManager[Any] = TimedLock() if self.in_memory else nullcontext()
+        self._connection_lock: AbstractContextManager[Any] = threading.RLock() if self.in_memory else nullcontext()
         self.named_locks = NamedLocks(path=self.path) if self.is_sqlite else NamedLocks(engine=self.engine)
         # SQLite's own lock is polled with sleeps of milliseconds, so writers of one process take turns here instead.
         self._write_lock = self._shared_write_lock()
@@ -161,7 +160,7 @@ class Database:
 
     def _shared_write_lock(self) -> AbstractContextManager[Any]:
         is_file = self.is_sqlite and not self.in_memory
-        return _write_locks.setdefault(str(self.url), TimedLock()) if is_file else nullcontext()
+        return _write_locks.setdefault(str(self.url), threading.RLock()) if is_file else nullcontext()
 
     @property
     def files(self) -> list[str]:
@@ -171,20 +170,18 @@ class Database:
         return [self.path + suffix for suffix in ("", "-wal", "-shm", "-journal", LOCK_FILE_SUFFIX)]
 
     async def run(self, function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> T:
-        """Run a sync function of this database beside the event loop, or on it if the driver is async."""
+        """Run a sync function of this database in a thread, without blocking the event loop."""
         self.require_open()
         with on_loop():
-            if self._loop_pools is None:
-                return await asyncio.to_thread(function, *args, **kwargs)
-            return await self._loop_pools.run(function, *args, **kwargs)
+            work = partial(copy_context().run, function, *args, **kwargs)
+        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     def _transaction(
         self, mode: str, settings: Sequence[Statement] = (), **kind: bool
     ) -> _GeneratorContextManager[tuple[Connection, Batch | None]]:
         if self._sqlite is not None:
             return self._sqlite.transaction(mode)
-        engine = (self._loop_pools and self._loop_pools.engine()) or self.engine
-        return transaction(engine, settings, **kind)
+        return transaction(self.engine, settings, **kind)
 
     @property
     def is_closed(self) -> bool:
@@ -225,14 +222,7 @@ class Database:
     def _call_before(self) -> None:
         function = _before.get()
         if function is not None and not is_in_transaction():
-            with self._loop_pools.suspended() if self._loop_pools is not None else nullcontext():
-                function(self)
-
-    def _sleep(self, seconds: float) -> None:
-        if self._loop_pools is not None and self._loop_pools.engine() is not None:
-            self._loop_pools.sleep(seconds)
-        else:
-            time.sleep(seconds)
+            function(self)
 
     @contextmanager
     def reading(self, *, repeatable_read: bool = False) -> Iterator[Reading]:
@@ -259,7 +249,7 @@ class Database:
                     raise Unavailable(str(error)) from error
                 has_broken |= isinstance(error, ConnectionBroken)
                 last_refusal = error.words if isinstance(error, ConstraintRace) else None
-                self._sleep(random.uniform(0, min(0.2, 0.01 * 2**attempt)))  # noqa: S311  # only spreads the writers
+                time.sleep(random.uniform(0, min(0.2, 0.01 * 2**attempt)))  # noqa: S311  # only spreads the writers
         raise AssertionError("unreachable: the last attempt returns or raises")
 
     def _write_once(self, work: Callable[[Writing], T], mode: str, settings: Sequence[Statement]) -> T:
@@ -353,7 +343,7 @@ class Database:
 
     def _replace_pool(self) -> None:
         if not self.is_sqlite:
-            ((self._loop_pools and self._loop_pools.engine()) or self.engine).dispose()
+            self.engine.dispose()
 
     def before_fork(self) -> None:
         """Close idle connections, so that a child process inherits no open file of this database."""
@@ -367,8 +357,7 @@ class Database:
         self.named_locks.after_fork()
         if not self.is_sqlite:
             self.engine.dispose(close=False)
-        if self._loop_pools is not None:
-            self._loop_pools.after_fork()
+        self._threads = ThreadPoolExecutor(THREADS, "agentgit-database")
         if self.leases is not None:
             self.leases.after_fork()
 
@@ -396,16 +385,7 @@ class Database:
         self._closed.set()
         if self.leases is not None:
             self.leases.close()
-        if self._loop_pools is not None:
-            self._loop_pools.close()
+        self._threads.shutdown(wait=False)
         if self._sqlite is not None:
             self._sqlite.close()
         self.engine.dispose()
-
-
-def _create_loop_pools(url: URL, pool_size: int, seal: Seal | None) -> LoopPools | None:
-    if find_spec("greenlet") is None:  # SQLAlchemy needs it for asyncio; without it `run` uses a thread
-        return None
-    from agentgit.store.sql.async_driver import LoopPools  # takes 30 ms to import, and SQLite does not need it
-
-    return LoopPools(url, pool_size, seal)

@@ -22,6 +22,7 @@ from agentgit.store.records.operations import OperationStore
 from agentgit.store.records.recorded_calls import RecordedCalls
 from agentgit.store.records.session_access import MemberStore, VisibleSessions
 from agentgit.store.records.sessions import SessionStore, StoredRow
+from agentgit.store.records.turn_state import read_turn_state
 from agentgit.store.records.users import ApiKeyStore, UserStore
 from agentgit.store.records.workspace_snapshots import SnapshotReferences
 from agentgit.store.records.world_log import WorldLog
@@ -30,6 +31,7 @@ from agentgit.store.search.index import SearchIndex
 from agentgit.store.search.query import Search
 from agentgit.store.sql import process
 from agentgit.store.sql.transaction import Reading, Writing
+from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import INTERRUPT, GraphCheckpoint, NewestState
 from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.pending_writes import NO_WRITES, TaskWrites, waiting
@@ -42,7 +44,6 @@ class HeadState:
     checkpoint_state: CheckpointState
     latest: GraphCheckpoint | None
     is_settled: bool
-    has_writes: bool = False
     last_messages: Sequence[Mapping[str, Any]] = ()
     unfinished_messages: Sequence[Mapping[str, Any]] = ()
     next_batch: int = 0
@@ -136,11 +137,8 @@ class Store:
 
     def head_state(self, transaction: Reading, branch: StoredRow) -> HeadState:
         """Return the position of a branch: before its last batch if that was neither finished nor asks a person."""
-        tally, newest = (
-            self.journal.tally(transaction, branch.id),
-            self.graphs.newest_state(transaction, branch.thread_id),
-        )
-        return self.head_state_of(transaction, branch, tally, newest)
+        state = read_turn_state(transaction, branch.id)
+        return self.head_state_of(transaction, branch, state.tally, state.newest)
 
     def head_state_of(
         self, transaction: Reading, branch: StoredRow, tally: CallTally, newest: NewestState
@@ -155,52 +153,42 @@ class Store:
         tail = self._read_tail(transaction, graph_checkpoint)
         unanswered_ids = unanswered_calls(tail)
         if is_interrupted or not unanswered_ids:
-            pending = self.graphs.pack_pending_writes(transaction, graph_checkpoint.key) if has_writes else NO_WRITES
+            pending = pending_writes.read(transaction, graph_checkpoint.key) if has_writes else NO_WRITES
             if is_interrupted:
                 is_interrupted = bool(self._waiting(transaction, graph_checkpoint, pending, unanswered_ids))
         if is_interrupted or not unanswered_ids:
-            current_state, unfinished = (
-                checkpoint_state(graph_checkpoint, position, pending),
-                tail if unanswered_ids or has_late_result(tail) else (),
-            )
             return HeadState(
-                checkpoint_state=current_state,
+                checkpoint_state=checkpoint_state(graph_checkpoint, position, pending),
                 latest=graph_checkpoint,
                 is_settled=not is_interrupted,
-                has_writes=has_writes,
                 last_messages=tail[-1:],
-                unfinished_messages=unfinished,
+                unfinished_messages=tail if unanswered_ids or has_late_result(tail) else (),
                 next_batch=batch,
             )
         unfinished_batch = self.journal.last_batch(transaction, branch.id, unanswered_ids)
         position = branch.inherited + self.journal.count(transaction, branch.id, before_batch=unfinished_batch)
-        complete_checkpoint = self._last_complete_checkpoint(transaction, graph_checkpoint)
-        complete_state = checkpoint_state(complete_checkpoint, position, NO_WRITES)
+        complete_state = checkpoint_state(self._last_complete(transaction, graph_checkpoint), position, NO_WRITES)
         open_calls = self.journal.track(transaction, self.track_parts(transaction, branch), skip=position)
         files_id = self.snapshots.found_by(transaction, branch, open_calls)
-        complete_state = replace(complete_state, workspace_snapshot_id=files_id)
         return HeadState(
-            checkpoint_state=complete_state,
+            checkpoint_state=replace(complete_state, workspace_snapshot_id=files_id),
             latest=graph_checkpoint,
             is_settled=False,
-            has_writes=has_writes,
             unfinished_messages=tail,
             next_batch=batch,
         )
 
-    def _last_complete_checkpoint(
-        self, transaction: Reading, graph_checkpoint: GraphCheckpoint
-    ) -> GraphCheckpoint | None:
+    def _last_complete(self, transaction: Reading, newest: GraphCheckpoint) -> GraphCheckpoint | None:
         """Return the newest graph checkpoint up to this one in which no tool call waits for its result."""
-        candidate: GraphCheckpoint | None = graph_checkpoint
-        while candidate is not None and unanswered_calls(self._read_tail(transaction, candidate)):
+        candidate: GraphCheckpoint | None = newest
+        while candidate is not None and self.unanswered(transaction, candidate):
             parent_key = candidate.key._replace(checkpoint_id=candidate.parent_id) if candidate.parent_id else None
             candidate = self.graphs.find(transaction, parent_key) if parent_key else None
         return candidate
 
     def asked(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> list[bytes]:
         """List the hashes of the questions of a graph checkpoint that wait for a person's answer."""
-        pending = self.graphs.pack_pending_writes(transaction, graph_checkpoint.key)
+        pending = pending_writes.read(transaction, graph_checkpoint.key)
         tasks = self._waiting(transaction, graph_checkpoint, pending, self.unanswered(transaction, graph_checkpoint))
         # A @task and the task that called it ask one question.
         return list(dict.fromkeys(key for task in tasks for key in task.values(INTERRUPT)))
@@ -217,21 +205,13 @@ class Store:
         has_ended = bool(tasks and unanswered_ids) and self.journal.have_ended(transaction, thread, unanswered_ids)
         return [] if has_ended else tasks
 
-    def is_interrupted(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> bool:
-        """Return whether a graph checkpoint waits for a person's answer."""
-        return bool(self.asked(transaction, graph_checkpoint))
-
-    def is_unfinished(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> bool:
-        """Return whether a tool call of a graph checkpoint has no result there."""
-        return bool(self.unanswered(transaction, graph_checkpoint))
-
     def unanswered(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> list[str]:
         """List the ids of the tool calls of a graph checkpoint that have no result there."""
         return unanswered_calls(self._read_tail(transaction, graph_checkpoint))
 
     def last_message(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> dict[str, Any] | None:
         """Return the last message of a graph checkpoint in the form that users see; None if there is none."""
-        messages = self.graphs.messages_at(transaction, graph_checkpoint, 1)
+        messages = self.graphs.messages(transaction, graph_checkpoint, 1)
         return from_stored(messages[0]) if messages else None
 
     def answered_message(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> dict[str, Any] | None:
@@ -244,7 +224,7 @@ class Store:
         """Read the last message of the model, whose provider has accepted all before it, and what came after it."""
         count = 2
         while True:
-            tail = [from_stored(message) for message in self.graphs.messages_at(transaction, graph_checkpoint, count)]
+            tail = [from_stored(message) for message in self.graphs.messages(transaction, graph_checkpoint, count)]
             start_indexes = [n for n, message in enumerate(tail) if message["role"] == "assistant"]
             if start_indexes or len(tail) < count:
                 return tail[start_indexes[-1] :] if start_indexes else tail

@@ -20,7 +20,7 @@ import atexit
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from itertools import count
 from math import inf
 from time import monotonic
@@ -120,9 +120,6 @@ class UnitOfWork:
         self._writer: int | None = None
         """The thread that holds the lock."""
 
-    def before_fork(self) -> None:
-        """Do nothing: the parent keeps what waits."""
-
     def after_fork(self) -> None:
         """Forget what waits, because the parent writes it."""
         self._create_locks()
@@ -216,62 +213,75 @@ class UnitOfWork:
         return cast(T, self._write_with(work, durable=durable, closing=closing))
 
     def _write_with(self, work: Callable[[Writing], T] | None, *, durable: bool, closing: bool) -> T | None:
-        draining = self._draining(closing=closing)
-        try:
-            return self._write_drained(draining, work, durable=durable, closing=closing)
-        finally:
-            draining.gen.close()  # Ctrl-C between a generator and its `with` leaves it as it is
-
-    def _write_drained(
-        self,
-        draining: AbstractContextManager[_Waiting],
-        work: Callable[[Writing], T] | None,
-        *,
-        durable: bool,
-        closing: bool,
-    ) -> T | None:
-        session_id = self._branch.external_session_id
-        with draining as waiting:
-            if self._is_taken_over:
-                self._write_outcomes_alone(waiting)
-                raise TakenOver
-            if work is None and not (waiting.rows or waiting.calls or waiting.answers):
-                return None  # another thread has just written it
-            newest_before, world_seq_before = self._newest, self.world_seq
-            # Outcomes store no values and need no hold; the end of a turn checks it when it releases the branch.
-            has_outcomes_alone = work is None and self._has_outcomes_alone(waiting)
-            # An attempt before may have been committed, or refused because somebody else has the branch.
-            attempts = count(self._failures)
-
-            def write_all(transaction: Writing) -> T | None:
-                self.world_seq, self._next_arrival = world_seq_before, None
-                self._new_intended = set()
-                # Each locks the session against the collection of its values, before anything is read.
-                if closing:
-                    self.read_session_meta = self._store.sessions.touch(transaction, self._branch)
-                elif not has_outcomes_alone:
-                    self._store.graphs.blobs.of(session_id).protect(transaction)
-                if next(attempts) or not (closing or has_outcomes_alone):
-                    self._read_held(transaction)
-                self._newest = self._write(transaction, waiting, newest_before)  # `work` may ask for it
-                return work(transaction) if work is not None else None
-
-            # A later commit of the turn takes steps to the disk, but the outcome of a call that acted must not wait.
-            can_wait = not durable and not any(map(self._is_intended, waiting.calls))
+        """Write what waits. If that fails, what is not written waits again."""
+        with self._write_lock:
+            self._writer = threading.get_ident()
+            waiting = _Waiting([], [], {})
             try:
-                result = self._store.database.write(write_all, durable=durable, async_commit=can_wait)
-            except TakenOver:
-                self._is_taken_over = True
-                self._write_outcomes_alone(waiting)
-                raise
+                with self._lock:
+                    waiting = _Waiting(self._rows, self._calls, self._answers)
+                    self._rows, self._calls, self._answers = [], [], {}
+                    self._is_closed |= closing  # now, so that the saver stores what comes later itself
+                    self._has_ended |= closing
+                result = self._write_waiting(waiting, work, durable=durable, closing=closing)
             except BaseException:
-                self._newest, self.world_seq = newest_before, None
+                self._failures += 1
+                with self._lock:
+                    self._rows[:0], self._calls[:0] = waiting.rows, waiting.calls
+                    self._answers = waiting.answers | self._answers
+                    self._is_closed &= not closing
+                if self._rows or self._calls:
+                    self._retries_left -= self._has_ended
+                    if not self._store.database.is_closed and self._retries_left >= 0:
+                        _flusher.schedule(self, RETRY_SECONDS)
                 raise
-            self._intended |= self._new_intended
-            for entry in waiting.rows:
-                if isinstance(entry, NewCheckpoint):
-                    self._store.graphs.seen.add(entry.key)
+            finally:
+                self._writer = None
+            self._failures = 0
             return result
+
+    def _write_waiting(
+        self, waiting: _Waiting, work: Callable[[Writing], T] | None, *, durable: bool, closing: bool
+    ) -> T | None:
+        if self._is_taken_over:
+            self._write_outcomes_alone(waiting)
+            raise TakenOver
+        if work is None and not any(waiting):
+            return None  # another thread has just written it
+        newest_before, world_seq_before = self._newest, self.world_seq
+        # Outcomes store no values and need no hold; the end of a turn checks it when it releases the branch.
+        has_outcomes_alone = work is None and not (waiting.rows or waiting.answers)
+        has_outcomes_alone = has_outcomes_alone and all(map(self._is_intended, waiting.calls))
+        # An attempt before may have been committed, or refused because somebody else has the branch.
+        attempts = count(self._failures)
+
+        def write_all(transaction: Writing) -> T | None:
+            self.world_seq, self._next_arrival = world_seq_before, None
+            self._new_intended = set()
+            # Each locks the session against the collection of its values, before anything is read.
+            if closing:
+                self.read_session_meta = self._store.sessions.touch(transaction, self._branch)
+            if next(attempts) or not (closing or has_outcomes_alone):
+                self._read_held(transaction)
+            self._newest = self._write(transaction, waiting, newest_before)  # `work` may ask for it
+            return work(transaction) if work is not None else None
+
+        # A later commit of the turn takes steps to the disk, but the outcome of a call that acted must not wait.
+        can_wait = not durable and not any(map(self._is_intended, waiting.calls))
+        try:
+            result = self._store.database.write(write_all, durable=durable, async_commit=can_wait)
+        except TakenOver:
+            self._is_taken_over = True
+            self._write_outcomes_alone(waiting)
+            raise
+        except BaseException:
+            self._newest, self.world_seq = newest_before, None
+            raise
+        self._intended |= self._new_intended
+        for entry in waiting.rows:
+            if isinstance(entry, NewCheckpoint):
+                self._store.graphs.seen.add(entry.key)
+        return result
 
     def _write_outcomes_alone(self, waiting: _Waiting) -> None:
         """Write the outcomes of the calls that acted in a turn that was taken over, and drop everything else."""
@@ -287,39 +297,9 @@ class UnitOfWork:
             )
             waiting.calls.clear()
 
-    @contextmanager
-    def _draining(self, *, closing: bool) -> Iterator[_Waiting]:
-        """Yield what waits. If the block raises, what it leaves there waits again."""
-        with self._write_lock:
-            self._writer = threading.get_ident()
-            with self._lock:
-                waiting = _Waiting(self._rows, self._calls, self._answers)
-                self._rows, self._calls, self._answers = [], [], {}
-                self._is_closed |= closing  # now, so that the saver stores what comes later itself
-                self._has_ended |= closing
-            try:
-                yield waiting
-            except BaseException:
-                self._failures += 1
-                with self._lock:
-                    self._rows[:0], self._calls[:0] = waiting.rows, waiting.calls
-                    self._answers = waiting.answers | self._answers
-                    self._is_closed &= not closing
-                if (self._rows or self._calls) and not self._gives_up():
-                    _flusher.schedule(self, RETRY_SECONDS)
-                raise
-            else:
-                self._failures = 0
-            finally:
-                self._writer = None
-
     @property
     def _writes_in_this_thread(self) -> bool:
         return self._writer == threading.get_ident()
-
-    def _gives_up(self) -> bool:
-        self._retries_left -= self._has_ended
-        return self._store.database.is_closed or self._retries_left < 0
 
     def _write(
         self, transaction: Writing, waiting: _Waiting, newest: Mapping[Namespace, GraphCheckpoint | None]
@@ -356,9 +336,6 @@ class UnitOfWork:
 
     def _is_intended(self, call: RecordedCall) -> bool:
         return call.is_replay or call.intent.id in self._intended | self._new_intended
-
-    def _has_outcomes_alone(self, waiting: _Waiting) -> bool:
-        return not (waiting.rows or waiting.answers) and all(map(self._is_intended, waiting.calls))
 
     def _write_outcomes(self, transaction: Writing, calls: Sequence[RecordedCall]) -> None:
         """Write the outcomes of the calls whose intents are written. This needs no hold on the branch."""
@@ -398,12 +375,13 @@ class UnitOfWork:
     @contextmanager
     def current(self) -> Iterator[None]:
         """Write what waits before each transaction in the block, so that its reader sees it."""
-        with before_transactions(self._flush_for):
-            yield
 
-    def _flush_for(self, database: Database) -> None:
-        if not self._writes_in_this_thread and database.is_same(self._store.database):
-            self.flush()
+        def flush(database: Database) -> None:
+            if not self._writes_in_this_thread and database.is_same(self._store.database):
+                self.flush()
+
+        with before_transactions(flush):
+            yield
 
 
 MAX_THREADS = 32
@@ -486,9 +464,6 @@ class _Flusher:
         with suppress(RuntimeError):  # a process that ends starts none from Python 3.12 on; the others go on
             thread.start()
             self._threads, self._idle[thread] = self._threads + 1, 0.0
-
-    def before_fork(self) -> None:
-        """Do nothing: the threads stay with the parent."""
 
     def after_fork(self) -> None:
         """Begin without threads and without work, which stay with the parent."""

@@ -1,39 +1,21 @@
 """An agent has the methods of its graph, and they return what the graph returns."""
 
 import asyncio
-import inspect
 
 import pytest
 from foreign_threads import rule
 from langgraph.checkpoint.memory import InMemorySaver
+from langgraph.func import entrypoint
 from langgraph.graph import START, MessagesState, StateGraph
 from langgraph.graph.state import CompiledStateGraph
+from langgraph.pregel import Pregel
 from langgraph.stream import StreamTransformer
 from langgraph.types import Command
 from scripted import World, nested_graph, obedient, tool_node_graph
 from served import THREAD, said
 
-from agentgit import InvalidInput, RollbackAgent
+from agentgit import InvalidInput
 from agentgit.demo import ScriptedModel
-
-ABSENT = {
-    "attach_branch": "builds a graph",
-    "attach_edge": "builds a graph",
-    "attach_node": "builds a graph",
-    "validate": "builds a graph",
-    "copy": "makes a graph with other parts; wrap that graph",
-    "checkpointer": "an agent has the saver of its session",
-    "store": "belongs to the graph: agent.graph.store",
-    "cache": "belongs to the graph: agent.graph.cache",
-    "cache_policy": "belongs to the graph",
-    "retry_policy": "belongs to the graph",
-    "step_timeout": "belongs to the graph",
-    "stream_channels": "belongs to the graph",
-    "stream_eager": "belongs to the graph",
-    "clear_cache": "would clear the results of other branches: agent.graph.clear_cache()",
-    "aclear_cache": "would clear the results of other branches: agent.graph.aclear_cache()",
-}
-"""The public names of a compiled graph that an agent does not have, and why."""
 
 
 @pytest.fixture
@@ -46,26 +28,25 @@ def agent(repo, world):
     return repo.wrap(tool_node_graph(obedient(), world.tools()), "s", effects=world.effects())
 
 
-def test_an_agent_has_every_public_name_of_its_graph_that_makes_sense_for_it():
-    """A name is missing only if this module says why, and a name that LangGraph adds fails this test."""
-    names = {name for name in dir(CompiledStateGraph) if not name.startswith("_")}
-    assert names - set(dir(RollbackAgent)) - {"name", "config"} == ABSENT.keys()
-
-
-def test_methods_take_the_parameters_of_the_graph():
-    for name, method in inspect.getmembers(CompiledStateGraph, inspect.isfunction):
-        if name.startswith("_") or name in ABSENT:
-            continue
-        parameters = inspect.signature(getattr(RollbackAgent, name)).parameters
-        accepts_any = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
-        missing = [
-            one.name
-            for one in inspect.signature(method).parameters.values()
-            if one.kind in (one.POSITIONAL_OR_KEYWORD, one.KEYWORD_ONLY)
-            and one.name not in parameters
-            and not accepts_any
-        ]
-        assert not missing, (name, missing)
+def test_an_agent_is_a_graph_of_the_kind_of_its_graph(repo, world, agent):
+    """Its saver only reads the branch, and no other saver takes its place."""
+    assert isinstance(agent, CompiledStateGraph)
+    called = entrypoint()(lambda given: given)
+    functional = repo.wrap(called, "functional")
+    assert isinstance(functional, Pregel)
+    assert not isinstance(functional, CompiledStateGraph)
+    assert functional.invoke(1) == called.invoke(1) == 1
+    agent.run("add chair")
+    newest = agent.get_state().config
+    thread = {"configurable": {"thread_id": newest["configurable"]["thread_id"]}}
+    assert agent.checkpointer.get_tuple(thread).config == newest
+    assert [one.config for one in agent.checkpointer.list(thread)] == [one.config for one in agent.get_state_history()]
+    with pytest.raises(InvalidInput):
+        agent.checkpointer.put_writes(newest, [], "task")
+    copied = agent.copy({"checkpointer": InMemorySaver()})
+    copied.run("add table")
+    assert world.items == ["chair", "table"]
+    assert len(copied.undo().history()) == 4
 
 
 @pytest.mark.parametrize("build", [tool_node_graph, nested_graph])
@@ -207,6 +188,20 @@ def test_with_config_sets_the_config_of_each_turn(repo, world):
     for place in ({"checkpoint_id": "1f"}, {"checkpoint_ns": "agent"}, {"checkpoint_map": {}}):
         with pytest.raises(InvalidInput, match="head"):
             first.with_config({"configurable": place})
+
+
+async def test_an_async_update_runs_the_async_functions_of_the_graph(repo):
+    """A condition that exists only as a coroutine function, on an agent and on a served graph."""
+
+    async def route(state):
+        return "__end__"
+
+    graph = StateGraph(MessagesState).add_node("answer", lambda state: {"messages": []}).add_edge(START, "answer")
+    graph = graph.add_conditional_edges("answer", route).compile()
+    for one, config in ((repo.wrap(graph, "s"), None), (repo.graph(graph), THREAD)):
+        await one.aupdate_state(config, said("hello"), as_node="answer")
+        state = await one.aget_state(config)
+        assert (state.values["messages"][-1].text, state.next) == ("hello", ())
 
 
 def edit(agent, item):

@@ -33,6 +33,10 @@ OVERRIDDEN = {
     "astream": "as stream",
     "bulk_update_state": "an update is a turn of a session, on a new branch if its checkpoint is not the newest",
     "abulk_update_state": "as bulk_update_state",
+    "get_state": "reads the sessions, whatever saver the graph was given",
+    "aget_state": "as get_state",
+    "get_state_history": "as get_state",
+    "aget_state_history": "as get_state",
     "copy": "keeps the sessions, whatever saver it is given",
 }
 """The public methods that differ from those of the plain graph, and why. All others are inherited."""

@@ -19,7 +19,7 @@ from langgraph.checkpoint.base import empty_checkpoint
 from scripted import World, node_graph, obedient, obeying, say, tool_node_graph
 
 import agentgit
-from agentgit import AgentGitError, Conflict, InvalidInput, NotFound, SQLModelSaver, Unavailable
+from agentgit import AgentGitError, Conflict, NotFound, SQLModelSaver, Unavailable
 
 SAID = ["add chair", "add table", "add lamp"]
 INPUTS = [say(text) for text in SAID]
@@ -39,7 +39,7 @@ def asked(agent):
 async def test_a_batch_runs_its_inputs_one_after_another(repo, world):
     """The turns form one conversation in the order of the inputs, also through a binding that LangChain makes."""
     agent = wrapped(repo, world)
-    with pytest.raises(InvalidInput, match="3 inputs and 2 configs"):
+    with pytest.raises(ValueError, match="2 configs for 3 inputs"):
         agent.batch(INPUTS, [{}, {}])
     assert [answer["messages"][-1].content for answer in agent.batch(INPUTS)] == ["done"] * 3
     found = [(n, answer["messages"][-1].content) for n, answer in agent.batch_as_completed(INPUTS)]

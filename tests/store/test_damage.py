@@ -283,11 +283,11 @@ def test_fsck_on_the_command_line_names_an_unreadable_row_and_exits_with_12(live
 
 
 ENCRYPTED_EDITS = {
-    "a changed bit": "cannot be decrypted",
+    "a changed bit": "does not decrypt",
     "in clear": "is not encrypted",
-    "from another row": "cannot be decrypted",
-    "from another column": "cannot be decrypted",
-    "from another table": "cannot be decrypted",
+    "from another row": "does not decrypt",
+    "from another column": "does not decrypt",
+    "from another table": "does not decrypt",
 }
 """The edits of an encrypted value, each with what fsck says."""
 

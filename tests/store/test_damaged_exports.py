@@ -24,8 +24,8 @@ import agentgit
 from agentgit import Corrupt, InvalidInput, SQLModelSaver, Workspace
 from agentgit.store.objects.blobs import leaf, list_hash, pack, unpack
 from agentgit.store.threads.graph_rows import hash_state
-from agentgit.store.transfer import file_trees, lines, values
-from agentgit.store.transfer.import_ import Import
+from agentgit.store.transfer import file_trees, lines, unpacked_sizes
+from agentgit.store.transfer.import_ import import_session
 from agentgit.store.transfer.import_check import check_export
 from agentgit.store.transfer.json_shapes import MAX_COUNT, encode_bytes
 from agentgit.store.transfer.lines import FORMAT
@@ -190,7 +190,7 @@ NS, ID, WRITES = 0, 1, 2
 EDITS = {
     a_session: {
         "pending writes of a graph checkpoint that is not there": (pending(ID, "nowhere"), "not its own"),
-        "pending writes of a namespace that is not there": (pending(NS, "nowhere"), "refers to graph_checkpoint"),
+        "pending writes of a namespace that is not there": (pending(NS, "nowhere"), "of its pending writes is missing"),
         "a pending write without a value": (pending(WRITES, [[*WRITE[:4], ""]]), "has no value"),
         "a doubled pending write": (pending(WRITES, [WRITE] * 2), "duplicate write"),
         "a pending write of a missing value": (pending(WRITES, [WRITE]), "refers to value"),
@@ -331,8 +331,8 @@ EDITS = {
         "a link into a repository": (put("out", link="d/.GIT/hooks"), "into a git repository"),
         "a link with control characters": (put("out", link="a\nb"), "control characters"),
         "a mode for its owner": (put("x", mode=0o4755), "is not a whole number"),
-        "contents that are not there": (put("x", file="0" * 64), "refers to a file"),
-        "contents that are missing": (drop("file", -1), "refers to a file"),
+        "contents that are not there": (put("x", file="0" * 64), "refers to file"),
+        "contents that are missing": (drop("file", -1), "refers to file"),
         "contents that come twice": (
             lambda found: found.insert(found.index(of(found, "file")[1]), dict(of(found, "file")[1])),
             "duplicate of file",
@@ -345,7 +345,7 @@ EDITS = {
         "a part that is too large": (change("part", data="x" * 300_000), "more than 262144 bytes"),
         "a tree of another number": (change("folder", 1, id=7), "not the next directory"),
         "no tree": (drop("folder"), "no earlier directory"),
-        "a directory that comes later": (put("x", folder=99), "a directory that did not come before"),
+        "a directory that comes later": (put("x", folder=99), "directory 99, which did not come before"),
         "directories without end": (folders_within(40, "a", "b"), "more than 500000 paths"),
         "a snapshot of no tree": (change("snapshot", 0, tree=99), "no earlier directory"),
         "a snapshot of nothing": (change("snapshot", 0, tree=None), "no reason"),
@@ -549,7 +549,7 @@ def set_channels(state, channels):
 
 @pytest.mark.parametrize("where", ["a list", "a record", "a state"])
 def test_a_value_referenced_too_often_is_refused(exports, target, monkeypatch, where):
-    monkeypatch.setattr(values, "UNPACKED_BYTES_ALLOWED", 200_000)
+    monkeypatch.setattr(unpacked_sizes, "UNPACKED_BYTES_ALLOWED", 200_000)
     large = value("json", json.dumps("x" * 100_000).encode())
     key = bytes.fromhex(large["hash"])
     made = [large]
@@ -572,8 +572,8 @@ def test_a_value_referenced_too_often_is_refused(exports, target, monkeypatch, w
 
 
 def test_a_tree_that_unpacks_to_too_much_is_refused(exports, target, monkeypatch):
-    monkeypatch.setattr(file_trees, "UNPACKED_BYTES_ALLOWED", 1_000_000)
-    monkeypatch.setattr(file_trees, "MAX_UNPACK_RATIO", 3)
+    monkeypatch.setattr(unpacked_sizes, "UNPACKED_BYTES_ALLOWED", 1_000_000)
+    monkeypatch.setattr(unpacked_sizes, "MAX_UNPACK_RATIO", 3)
 
     def bomb(found):
         large = next(one["id"] for one in of(found, "file") if one["size"] > 200_000)
@@ -626,7 +626,7 @@ def test_a_file_changed_during_its_import_is_refused(exports, target):
     changing = Changing(exports(a_session))
     whole = check_export(changing)
     with pytest.raises(Corrupt, match="changed while it was read"):
-        Import(repo.context.store, repo.user.id, changing, None).run(whole)
+        backend.write(repo, lambda c: import_session(c, repo.context.store, repo.user.id, changing, None, whole, {}))
     assert seen(repo, workspace) == before
 
 

@@ -230,7 +230,6 @@ def test_a_link_in_the_place_of_the_open_workspace_is_not_followed(tmp_path, kin
     assert stack.undo()[0].restored == ("a",)
     (work / "a").write_text("3")
     assert workspace.restore(first.id).restored == ("a",)
-    stack.close()
 
 
 def test_a_restore_below_a_link_replaces_the_link(workspace, work, tmp_path):

@@ -16,6 +16,7 @@ from saver_checkpoints import on
 from sqlalchemy import select
 
 from agentgit import NotFound
+from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import GraphKey
 
 
@@ -25,9 +26,9 @@ class Log(TypedDict):
 
 def point(saver, thread):
     """Return the newest checkpoint of a thread and what waits there, as a checkpoint of agentgit records them."""
-    id = head(saver, thread).checkpoint_id
+    id = head(saver, thread).key.checkpoint_id
     with saver.database.reading() as transaction:
-        return id, saver.store.pack_pending_writes(transaction, GraphKey(thread, "", id))
+        return id, pending_writes.read(transaction, GraphKey(thread, "", id))
 
 
 def fork(saver, source, at, target):
@@ -36,7 +37,7 @@ def fork(saver, source, at, target):
 
 def head(saver, thread):
     with saver.database.reading() as transaction:
-        return saver.store.head(transaction, thread)
+        return saver.store.newest(transaction, thread)
 
 
 def rows_of(saver, thread):
@@ -155,7 +156,8 @@ def test_a_fork_copies_one_checkpoint_and_no_value(saver):
     fork(saver, "main", at, "copy")
     with saver.database.reading() as transaction:
         assert transaction.execute(select(blobs.c.hash)).all() == before
-    assert head(saver, "copy") == here
+    assert head(saver, "copy").key.checkpoint_id == here.key.checkpoint_id
+    assert head(saver, "copy").state_hash == here.state_hash
     checkpoints, writes = rows_of(saver, "copy")
     assert (len(checkpoints), writes) == (1, [])
     assert saver.get_tuple(on("copy")).parent_config is None

@@ -47,7 +47,7 @@ def test_the_newest_checkpoint_is_the_last_one_stored(saver):
     older = saver.list(on("t", checkpoint_ns=""), before=on("t", checkpoint_id="9"))
     assert [found.checkpoint["id"] for found in older] == ["5"]
     with saver.database.reading() as transaction:
-        assert saver.store.head(transaction, "t").checkpoint_id == "3"
+        assert saver.store.newest(transaction, "t").key.checkpoint_id == "3"
 
 
 def test_sibling_checkpoints_keep_separate_values(saver):
@@ -111,7 +111,7 @@ def test_equal_states_have_equal_hashes(saver):
     put(saver, "b", {"x": 1, "messages": talk, "__start__": {"x": 1}})
     put(saver, "c", {"x": 2, "messages": talk})
     with saver.database.reading() as transaction:
-        a, b, c = (saver.store.head(transaction, thread) for thread in "abc")
+        a, b, c = (saver.store.newest(transaction, thread) for thread in "abc")
     assert (a.state_hash, a.message_count) == (b.state_hash, 2)
     assert a.state_hash != c.state_hash
 
@@ -125,10 +125,11 @@ def test_state_and_messages_are_read_separately(saver):
     id = config["configurable"]["checkpoint_id"]
     with saver.database.reading() as transaction:
         state, messages = saver.store.read_state(transaction, "t", id)
-        assert saver.store.messages(transaction, "t", id) == messages
-        assert saver.store.messages(transaction, "t", id, last=1) == messages[1:]
-        assert saver.store.messages(transaction, "t", id, last=0) == []
-        assert saver.store.messages(transaction, "t", id, last=9) == messages
+        newest = saver.store.newest(transaction, "t")
+        assert saver.store.messages(transaction, newest) == messages
+        assert saver.store.messages(transaction, newest, last=1) == messages[1:]
+        assert saver.store.messages(transaction, newest, last=0) == []
+        assert saver.store.messages(transaction, newest, last=9) == messages
     assert state == {"cart": {"items": ["a"]}, "empty": []}
     assert [message["type"] for message in messages] == ["human", "ai"]
 
@@ -137,10 +138,10 @@ def test_the_conversation_is_found_in_another_channel(saver):
     for thread, held in (("a", {"x": [1], "talk": [HumanMessage("hi")]}), ("b", {"messages": ["text"], "log": []})):
         put(saver, thread, held)
     with saver.database.reading() as transaction:
-        a, b = (saver.store.head(transaction, thread) for thread in "ab")
+        a, b = (saver.store.newest(transaction, thread) for thread in "ab")
         assert (a.message_count, b.message_count) == (1, 0)
-        assert saver.store.read_state(transaction, "a", a.checkpoint_id)[0] == {"x": [1]}
-        assert saver.store.read_state(transaction, "b", b.checkpoint_id) == ({"messages": ["text"], "log": []}, [])
+        assert saver.store.read_state(transaction, "a", a.key.checkpoint_id)[0] == {"x": [1]}
+        assert saver.store.read_state(transaction, "b", b.key.checkpoint_id) == ({"messages": ["text"], "log": []}, [])
 
 
 def test_a_damaged_value_or_row_is_corrupt_when_read(saver):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from contextlib import closing, nullcontext
+from contextlib import nullcontext
 
 import faults
 import pytest
@@ -155,7 +155,8 @@ def test_a_save_leaves_out_and_names_an_unreadable_path(workspace, work, monkeyp
 def test_a_failing_file_does_not_stop_an_undo_of_other_files(work, tmp_path):
     for name in "abc":
         (work / name).write_text("one")
-    with closing(Workspace(work, tmp_path / "store").undo_stack) as stack:
+    with Workspace(work, tmp_path / "store") as workspace:
+        stack = workspace.undo_stack
         stack.snapshot("three", list("abc"))
         for name in "abc":
             (work / name).write_text("two")

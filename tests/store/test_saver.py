@@ -120,9 +120,9 @@ def test_the_functional_api_remembers_the_previous_turn(saver):
 
     assert [talk.invoke(text, on("t")) for text in "abc"] == [1, 2, 3]
     with saver.database.reading() as transaction:
-        head = saver.store.head(transaction, "t")
-        state, messages = saver.store.read_state(transaction, "t", head.checkpoint_id)
-        last = saver.store.messages(transaction, "t", head.checkpoint_id, last=1)
+        head = saver.store.newest(transaction, "t")
+        state, messages = saver.store.read_state(transaction, "t", head.key.checkpoint_id)
+        last = saver.store.messages(transaction, head, last=1)
     assert head.message_count == 3
     assert state == {"__previous__": {"mood": "fine"}}
     assert [message["data"]["content"] for message in messages] == ["a", "b", "c"]

@@ -13,8 +13,8 @@ from agentgit import SQLModelSaver
 def shown(saver, thread):
     """Return the message count, state hash, message ids and state of a thread's newest graph checkpoint."""
     with saver.database.reading() as transaction:
-        head = saver.store.head(transaction, thread)
-        state, messages = saver.store.read_state(transaction, thread, head.checkpoint_id)
+        head = saver.store.newest(transaction, thread)
+        state, messages = saver.store.read_state(transaction, thread, head.key.checkpoint_id)
     return head.message_count, head.state_hash, [message["data"]["id"] for message in messages], state
 
 

@@ -18,7 +18,7 @@ from sqlalchemy.ext.asyncio import create_async_engine
 
 import agentgit
 from agentgit import InvalidInput, SQLModelSaver, Unavailable
-from agentgit.store.threads.graph_store import GraphScope
+from agentgit.store.threads.graph_rows import GraphScope
 
 LANGGRAPH = {"autocommit": True, "prepare_threshold": 0, "row_factory": dict_row}
 """The arguments with which LangGraph's documentation opens connections for PostgresSaver."""

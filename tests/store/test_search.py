@@ -22,6 +22,7 @@ from agentgit.store.objects.blobs import Blobs, leaf
 from agentgit.store.records.checkpoints import Label
 from agentgit.store.search.index import CHECKPOINTS_PER_TRANSACTION
 from agentgit.store.sql.tables import BRANCH, SEARCH_TEXT
+from agentgit.store.threads import lifecycle
 
 
 def chat(repo, *replies, session="s"):
@@ -283,7 +284,7 @@ def test_deleted_texts_are_not_found(repo):
     for place in ("main#4", "main#5"):
         repo.session().delete_checkpoint(place)
     assert not repo.session().search("needle").items
-    backend.write(repo, lambda c: repo.context.store.graphs.prune(c, agent.branch.langgraph_session_id))
+    backend.write(repo, lambda c: lifecycle.prune(c, agent.branch.langgraph_session_id))
     backend.write(repo, lambda c: collect(c, repo.context.store.graphs.blobs.of(repo.session().id)))
     assert not repo.session().search("needle").items
     assert len(repo.session().search("again")) == 1

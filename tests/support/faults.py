@@ -172,7 +172,7 @@ def messages_read() -> Iterator[list[bytes]]:
 
 def delete_thread(repo: Any, thread: str, transaction: Any = None) -> None:
     """Delete the rows of a LangGraph thread as garbage collection does, perhaps in a transaction of the caller."""
-    delete = repo.context.store.graphs.delete_thread
+    delete = getattr(*points.DELETE_THREAD.place)
     if transaction is None:
         backend.write(repo, lambda mine: delete(mine, thread))
     else:

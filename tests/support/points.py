@@ -95,6 +95,7 @@ READ_LINEAGE = Point("store.records.sessions", "SessionStore.lineage")
 
 # -- merges and imports
 
+DELETE_THREAD = Point("store.threads.lifecycle", "delete_thread")
 PUBLISH_MERGE = Point("agents.merge", "Merger._publish")
 LOOK_FOR_IMPORTED = Point("agents.importing.commit", "ImportCommit.find")
 READ_BACK_IMPORTED = Point("agents.importing.copying", "_Checker.get_tuple")

@@ -60,10 +60,10 @@ def work_in_next_put(saver, work):
     store, put = saver.store, saver.store.put
     saver.store.newest_checkpoints = NewestCheckpoints()  # so that the put reads first
 
-    def put_and_work(transaction, graph_key, draft):
+    def put_and_work(transaction, new):
         del store.put
-        head = put(transaction, graph_key, draft)
-        work(graph_key.checkpoint_id, store.find(transaction, graph_key) is not None)
-        return head
+        stored = put(transaction, new)
+        work(new.key.checkpoint_id, store.find(transaction, new.key) is not None)
+        return stored
 
     store.put = put_and_work

@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 import sqlglot
 from sqlalchemy import Connection, event, text
 from sqlalchemy.pool import Pool
-from sqlalchemy.util import greenlet_spawn
 from sqlglot import exp
 
 from agentgit.store.sql.tables import METADATA
@@ -158,9 +157,7 @@ def _find_sender() -> str | None:
             sender = f"{path} {frame.f_code.co_name}"
             is_ours = path.startswith("agentgit/") and not any(sender.startswith(one) for one in EXEMPT)
             return sender if is_ours else None
-        # SQLAlchemy awaits an async driver outside of the greenlet that sent the statement.
-        is_async = frame.f_code is greenlet_spawn.__code__
-        frame = frame.f_locals["context"].gr_frame if is_async else frame.f_back
+        frame = frame.f_back
     return None
 
 

@@ -21,7 +21,7 @@ from langchain_core.runnables.config import merge_configs
 
 from agentgit.agents import inputs
 from agentgit.agents.branch_context import BranchContext, TurnSettings
-from agentgit.agents.branch_runner import BranchRunner
+from agentgit.agents.branch_graph import BranchGraph
 from agentgit.agents.explore.turns import Outcome, acting_tools, require_parallel, unfinished_input
 from agentgit.checkpoints import references
 from agentgit.effects import ToolInvocation, invocation
@@ -140,7 +140,7 @@ class Explorer:
     def __init__(
         self,
         branch: BranchContext,
-        create_runner: Callable[[TurnSettings, int | BranchHead], BranchRunner],
+        create_runner: Callable[[TurnSettings, int | BranchHead], BranchGraph],
         variants: list[list[Variant]],
         *,
         name: str | None = None,
@@ -199,7 +199,7 @@ class Explorer:
         """Bring the world back to the branch that explores."""
         self._sync_world(self.branch.branch_id)
 
-    def runner_of(self, trial: ExploredTurn) -> BranchRunner:
+    def runner_of(self, trial: ExploredTurn) -> BranchGraph:
         return self._create_runner(self.settings, trial.branch_id)
 
     def next_turns(self, start_id: int, choices: tuple[int, ...]) -> Iterator[ExploredTurn]:

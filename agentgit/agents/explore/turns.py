@@ -10,7 +10,7 @@ from typing import Any
 from langchain_core.runnables import RunnableConfig
 
 from agentgit.agents.branch_context import Graph, Interval, TurnSettings
-from agentgit.agents.branch_runner import BranchRunner
+from agentgit.agents.branch_graph import BranchGraph
 from agentgit.agents.memory import is_wrappable
 from agentgit.effects import Effect
 from agentgit.effects.kinds import UNDECLARED, kind_of
@@ -48,12 +48,12 @@ class Outcome:
     checkpoint_id: int | None = None
 
     @classmethod
-    def of(cls, runner: BranchRunner) -> Outcome:
+    def of(cls, runner: BranchGraph) -> Outcome:
         """Return the end of the last turn of a branch, which did not fail."""
         return cls(has_ended=not runner.get_state().next, checkpoint_id=runner._branch.end_checkpoint_id)
 
 
-def run_turn(runner: BranchRunner, value: Any, config: RunnableConfig) -> Outcome:
+def run_turn(runner: BranchGraph, value: Any, config: RunnableConfig) -> Outcome:
     """Run a turn. An error of the graph is an outcome, because it is recorded with the branch."""
     try:
         runner.invoke(value, config)
@@ -62,7 +62,7 @@ def run_turn(runner: BranchRunner, value: Any, config: RunnableConfig) -> Outcom
     return Outcome.of(runner)
 
 
-async def arun_turn(runner: BranchRunner, value: Any, config: RunnableConfig) -> Outcome:
+async def arun_turn(runner: BranchGraph, value: Any, config: RunnableConfig) -> Outcome:
     try:
         await runner.ainvoke(value, config)
     except Exception as error:  # noqa: BLE001  # as in `run_turn`
@@ -70,7 +70,7 @@ async def arun_turn(runner: BranchRunner, value: Any, config: RunnableConfig) ->
     return await asyncio.to_thread(Outcome.of, runner)
 
 
-def unfinished_input(runner: BranchRunner, head: BranchHead, value: Any) -> tuple[bool, Any]:
+def unfinished_input(runner: BranchGraph, head: BranchHead, value: Any) -> tuple[bool, Any]:
     """Return whether anything of a turn is left to run, and the input to run it with."""
     with runner._branch.reading() as transaction:
         branch_point = runner._branch.store.checkpoints.load(transaction, head.row.branch_point_id)

@@ -12,11 +12,12 @@ from weakref import WeakValueDictionary
 from langchain_core.runnables import RunnableConfig
 
 from agentgit.agents.branch_context import ClientThread, Graph
+from agentgit.agents.branch_runner import Run
 from agentgit.agents.graph import confirmation
 from agentgit.agents.graph.confirmation import Confirmation, describe
 from agentgit.agents.graph.host_saver import POLL_INTERVAL, HostSaver, ThreadSessions
 from agentgit.agents.graph.served_graphs import GRAPH_NAME, HostRun, ServedGraphs
-from agentgit.agents.graph.thread_runner import Run, ThreadRunner, run_id_of
+from agentgit.agents.graph.thread_runner import ThreadRunner, run_id_of
 from agentgit.agents.memory import store_of_run
 from agentgit.agents.wrap import PreparedGraph
 from agentgit.auth.principal import WRITE
@@ -59,7 +60,7 @@ class Threads(ThreadSessions):
         thread_id, _, _ = address(config)
         runner = self._runners.get(thread_id)
         if runner is not None:
-            await runner.await_end()
+            await runner.await_previous_turn()
         while thread_id in self.graphs.held:
             await asyncio.sleep(POLL_INTERVAL)
 
@@ -97,8 +98,8 @@ class Threads(ThreadSessions):
         elif confirmation.is_resume(input):
             self._require_known_question(config)
         host_run = self._host_run(config, input, branch, asked) if run_id_of(config) is not None else None
-        runner = self._runner(thread, branch, config, graph, asked)
-        return Run(runner, input, _run_config(config), is_declined, host_run)
+        runner = self._runner(thread, branch, config, graph, asked, host_run)
+        return Run(runner, input, _run_config(config), is_declined)
 
     def _host_run(self, config: RunnableConfig, input: Any, branch: StoredRow, asked: Confirmation | None) -> HostRun:
         """Return where a run of a host begins. Only a turn with a new input makes a checkpoint of that point."""
@@ -159,14 +160,22 @@ class Threads(ThreadSessions):
             )
 
     def _runner(
-        self, thread: _Thread, branch: StoredRow, config: RunnableConfig, graph: Graph, asked: Confirmation | None
+        self,
+        thread: _Thread,
+        branch: StoredRow,
+        config: RunnableConfig,
+        graph: Graph,
+        asked: Confirmation | None,
+        host_run: HostRun | None = None,
     ) -> ThreadRunner:
         client = ClientThread(address(config)[0], self.reader)
         known = thread.head if branch is thread.branch else branch.id
         is_confirmed = thread.asked is not None and asked is None and branch.id == thread.branch.id
         # A run that only asks leaves the files of its branch as they are to be restored.
         settings = self.wrapped.settings if asked is None else replace(self.wrapped.settings, workspace=None)
-        runner = ThreadRunner(self.context, graph, settings, known, client, asked, is_confirmed=is_confirmed)
+        runner = ThreadRunner(
+            self.context, graph, settings, known, client, asked, is_confirmed=is_confirmed, host_run=host_run
+        )
         self._runners[client.id] = runner
         return runner
 
@@ -261,7 +270,7 @@ class Threads(ThreadSessions):
 
         def read(transaction: Reading) -> bool:
             newest = graphs.newest(transaction, branch.thread_id)
-            return newest is not None and self.context.store.is_interrupted(transaction, newest)
+            return newest is not None and bool(self.context.store.asked(transaction, newest))
 
         return self.context.read(read)
 

@@ -22,7 +22,7 @@ from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, SESSION
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads import staging
-from agentgit.store.threads.graph_store import GraphKey
+from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.staging import IMPORTED_FROM_KEY
 from agentgit.values import as_object, portable
 
@@ -77,14 +77,14 @@ class ImportCommit:
         for row in branches:
             facts = as_object(row.meta).get(IMPORTED_FROM_KEY)
             if facts is not None and facts["thread_id"] == self.thread_id:
-                head = self.store.graphs.head(transaction, row.thread_id)
+                newest = self.store.graphs.newest(transaction, row.thread_id)
                 return EarlierImport(
                     session_id=row.external_session_id,
                     branch_id=row.id,
                     branch_thread_id=row.thread_id,
                     newest_id=facts["newest"],
                     call_count=facts["calls"],
-                    has_moved=head is None or head.checkpoint_id != facts["newest"],
+                    has_moved=newest is None or newest.key.checkpoint_id != facts["newest"],
                 )
         if len(branches) > 1 or any(not self._is_empty(transaction, row) for row in branches):
             raise Conflict(
@@ -94,7 +94,7 @@ class ImportCommit:
         return None
 
     def _is_empty(self, transaction: Reading, row: StoredRow) -> bool:
-        return row.head_id is None and self.store.graphs.head(transaction, row.thread_id) is None
+        return row.head_id is None and self.store.graphs.newest(transaction, row.thread_id) is None
 
     def conflict_error(self) -> Conflict:
         """Return the error for staged rows that another import of the same thread has removed."""

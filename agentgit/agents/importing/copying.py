@@ -16,13 +16,15 @@ from agentgit.saver.config import config_of
 from agentgit.saver.delta_reducer import Channels
 from agentgit.saver.saver import SQLModelSaver
 from agentgit.store.objects.blobs import compact
+from agentgit.store.objects.content import Encoded
 from agentgit.store.sql.transaction import Writing
 from agentgit.store.store import Store
-from agentgit.store.threads.graph_store import Draft, Encoded, GraphKey, GraphStore, Task
+from agentgit.store.threads.graph_rows import Draft, GraphKey, NewCheckpoint, NewWrites
+from agentgit.store.threads.graph_store import GraphStore
 from agentgit.values import from_json
 
-NumberedWrites = list[tuple[Task, list[tuple[int, str, Any]]]]
-"""The pending writes of each task: the index, the channel and the value of each."""
+NumberedWrites = list[tuple[str, str, list[tuple[int, str, Any]]]]
+"""The pending writes of each task with its id and path: the index, the channel and the value of each."""
 
 
 class _Checker(SQLModelSaver):
@@ -94,7 +96,7 @@ class CheckpointCopier:
             rows += [
                 (n, channel, self.saver.codec.encode(value).body) for n, (channel, value) in enumerate(plain_writes)
             ]
-            numbered.append((Task(task_id, f"{task_index:08}"), rows))
+            numbered.append((task_id, f"{task_index:08}", rows))
         return numbered
 
     def differences(self, copy: GraphKey, theirs: CheckpointTuple) -> list[str]:
@@ -163,9 +165,9 @@ def put_copies(
     for entry, draft, writes in copies:
         graph_key = GraphKey(thread, entry.ns, entry.id)
         if draft is not None:
-            graphs.put(transaction, graph_key, draft)
-        for task, rows in writes:
-            graphs.put_writes(transaction, graph_key, task, rows)
+            graphs.put(transaction, NewCheckpoint(graph_key, draft))
+        for numbered in writes:
+            graphs.put_writes(transaction, NewWrites(graph_key, *numbered))
 
 
 def differing_copy(name: str, differences: Sequence[str]) -> Corrupt:

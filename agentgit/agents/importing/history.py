@@ -20,8 +20,7 @@ from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store, checkpoint_state
 from agentgit.store.threads import pending_writes
-from agentgit.store.threads.graph_rows import is_shown
-from agentgit.store.threads.graph_store import GraphCheckpoint, GraphKey
+from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey, is_shown
 from agentgit.store.threads.pending_writes import NO_WRITES
 
 BY_HAND = ("update", "fork")
@@ -87,7 +86,7 @@ class HistoryReader:
             self._read_step(transaction, index, graph_checkpoint, previous)
             previous = graph_checkpoint
         if previous is not None:
-            waiting = self.store.graphs.pack_pending_writes(transaction, previous.key)
+            waiting = pending_writes.read(transaction, previous.key)
             self._add_ending(transaction, index, previous, waiting)
             self._read_pending(transaction, previous)
         return self.history
@@ -174,9 +173,9 @@ class HistoryReader:
         self.history.points.append(HistoryPoint(index, state, label))
 
     def _pending_reason(self, transaction: Reading, graph_checkpoint: GraphCheckpoint) -> str:
-        if self.store.is_interrupted(transaction, graph_checkpoint):
+        if self.store.asked(transaction, graph_checkpoint):
             return ASKS
-        return UNFINISHED if self.store.is_unfinished(transaction, graph_checkpoint) else ""
+        return UNFINISHED if self.store.unanswered(transaction, graph_checkpoint) else ""
 
     # -- calls
 

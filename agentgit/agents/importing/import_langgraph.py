@@ -20,8 +20,9 @@ from agentgit.sessions.reports import EXTENDED, FAILED, IMPORTED, UNCHANGED, Imp
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.transaction import Writing
 from agentgit.store.store import Store
-from agentgit.store.threads import staging
-from agentgit.store.threads.graph_store import GraphKey, GraphStore
+from agentgit.store.threads import lifecycle, staging
+from agentgit.store.threads.graph_rows import GraphKey
+from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.owners import SESSION_THREAD_PREFIX
 
 Keys = dict[tuple[str, str], str | None]
@@ -138,7 +139,7 @@ class PlainThreadImport:
             raise Conflict(f"{self.thread_name} changed here while it was imported. Nothing was added. Try again.")
 
     def _delete_staged(self, transaction: Writing) -> None:
-        self.graphs.delete_thread(transaction, self.staging_thread)
+        lifecycle.delete_thread(transaction, self.staging_thread)
 
 
 def _ends(entries: Sequence[ThreadEntry], known: Keys) -> list[ThreadEntry]:

@@ -29,7 +29,7 @@ from agentgit.store.objects.lru import LRUCache
 from agentgit.store.objects.plain_values import MSGPACK
 from agentgit.store.sql.postgres import driver_url
 from agentgit.store.sql.url import parse_url, redacted_url
-from agentgit.store.threads.graph_store import GraphKey
+from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.lifecycle import CHECKPOINTS_COLUMNS
 
 CACHED_MESSAGES = 10_000

@@ -24,8 +24,9 @@ from agentgit.sessions.reports import EXTENDED, IMPORTED, UNCHANGED, ThreadRepor
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.transaction import Writing
 from agentgit.store.store import Store
-from agentgit.store.threads import staging
-from agentgit.store.threads.graph_store import GraphKey, GraphStore
+from agentgit.store.threads import lifecycle, staging
+from agentgit.store.threads.graph_rows import GraphKey
+from agentgit.store.threads.graph_store import GraphStore
 
 BATCH = 16
 """The number of graph checkpoints in one transaction."""
@@ -186,7 +187,7 @@ class ThreadImport:
         return added_count
 
     def _delete_staged(self, transaction: Writing) -> None:
-        self.store.graphs.delete_thread(transaction, self.staging_thread)
+        lifecycle.delete_thread(transaction, self.staging_thread)
 
     @staticmethod
     def _is_on_line(checkpoint_tuple: CheckpointTuple, line: ThreadLine) -> bool:

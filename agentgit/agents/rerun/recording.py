@@ -28,7 +28,6 @@ from agentgit.store.objects.content import read_values
 from agentgit.store.queries.recorded_turns import (
     INPUT,
     UPDATE,
-    RecordedWrite,
     TurnRecord,
     read_questions,
     read_tasks,
@@ -38,7 +37,7 @@ from agentgit.store.queries.recorded_turns import (
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import TOOL_INVOCATION
 from agentgit.store.sql.transaction import Reading
-from agentgit.store.threads.graph_rows import BRANCH_TO, GraphCheckpoint, GraphKey, is_shown
+from agentgit.store.threads.graph_rows import BRANCH_TO, GraphCheckpoint, GraphKey, PendingWrite, is_shown
 from agentgit.values import portable, to_json
 
 
@@ -114,7 +113,7 @@ class Recording:
 
     # -- values
 
-    def _decode(self, writes: Sequence[RecordedWrite]) -> list[Any]:
+    def _decode(self, writes: Sequence[PendingWrite]) -> list[Any]:
         with self._branch.reading() as transaction:
             keys = {(write.session_id, write.value) for write in writes}
             bodies = read_values(transaction, self._store.graphs.blobs, keys)

@@ -13,11 +13,10 @@ from typing import Any, NamedTuple
 from langchain_core.runnables import RunnableConfig
 from langchain_core.runnables.config import merge_configs
 from langgraph.cache.memory import InMemoryCache
-from langgraph.pregel import Pregel
 from langgraph.types import Command, StateSnapshot
 
 from agentgit.agents.branch_context import BranchContext, Graph, Simulation, TurnSettings
-from agentgit.agents.branch_runner import BranchRunner
+from agentgit.agents.branch_graph import BranchGraph
 from agentgit.agents.memory import is_wrappable, plain_store
 from agentgit.agents.rerun.answers import STOP, TELL, Answers, OnMiss
 from agentgit.agents.rerun.interceptor import RerunInterceptor
@@ -32,6 +31,7 @@ from agentgit.agents.rerun.recording import (
     with_ids_of,
 )
 from agentgit.agents.rerun_guard import guarding
+from agentgit.agents.session_graph import is_plain
 from agentgit.agents.tools.graph_tools import GraphTools
 from agentgit.agents.tools.reachable_tools import reachable_tools, search
 from agentgit.auth.principal import EDITOR
@@ -120,8 +120,8 @@ class Rerun:
             start_row = branch.target(transaction, start)[0] if start is not None else self._begin(transaction, row)
             end_row = branch.target(transaction, end)[0] if end is not None else None
         self._recording = Recording(branch, row, start_row, end_row)
-        if not isinstance(graph, Pregel | None):
-            raise InvalidInput(f"graph must be a compiled LangGraph graph, not {type(graph).__name__}.")
+        if graph is not None and not is_plain(graph):
+            raise InvalidInput(f"graph must be a compiled LangGraph graph of your own, not {type(graph).__name__}.")
         self.graph = branch.graph if graph is None else graph
         is_known = graph is None and options.effects is None
         settings = branch.settings if is_known else self._settings_of(self.graph, options.effects)
@@ -144,7 +144,7 @@ class Rerun:
         self._error: BaseException | None = None
         self.branch_id = branch.store.database.write(lambda c: self._create_branch(c, name), durable=True)
         """The id of the branch of the rerun."""
-        self._runner = BranchRunner(branch.context, self._isolated(self.graph), self._settings, self.branch_id)
+        self._runner = BranchGraph(branch.context, self._isolated(self.graph), self._settings, self.branch_id)
 
     # -- preparation
 
@@ -208,7 +208,7 @@ class Rerun:
             for value in self._inputs():
                 with self._catching():
                     if isinstance(value, _Update):
-                        self._runner.update_state(None, value.values, value.as_node)
+                        self._runner.update_state({}, value.values, value.as_node)
                     else:
                         self._runner.invoke(value, self._turn_config(), **self._run_context)
         return self._finish()
@@ -219,7 +219,7 @@ class Rerun:
             while (value := await asyncio.to_thread(next, inputs, END)) is not END:
                 with self._catching():
                     if isinstance(value, _Update):
-                        await self._runner.aupdate_state(None, value.values, value.as_node)
+                        await self._runner.aupdate_state({}, value.values, value.as_node)
                     else:
                         await self._runner.ainvoke(value, self._turn_config(), **self._run_context)
         return await asyncio.to_thread(self._finish)
@@ -268,7 +268,7 @@ class Rerun:
                 yield None
                 continue
             # To read the state after each turn would take too long.
-            if not (self._runner._is_waiting or self._may_stop(turn)):
+            if not (self._runner._branch.interrupted_turn or self._may_stop(turn)):
                 return
             state = self._runner.get_state()
             if state.interrupts:
@@ -407,11 +407,11 @@ class Rerun:
     def _record(self, transaction: Writing, report: RerunReport) -> None:
         operation = NewOperation(
             kind=RERUN,
-            session_id=self._branch.session_id,
+            external_session_id=self._branch.session_id,
             user_id=self._branch.settings.user_id,
             source_id=self._recording.row.id,
             target_id=self._recording.start.id if self._recording.start is not None else None,
-            branch_id=self.branch_id,
+            internal_session_id=self.branch_id,
             request_id=None,
             request={"steps": []},
         )

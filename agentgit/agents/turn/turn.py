@@ -304,7 +304,7 @@ class Turn(RunningTurn):
         store, message_id = self.context.store, self.turn_input.message_id
         if message_id is None or latest is None or self.before_id is None:
             return
-        messages = (message["data"] for message in store.graphs.messages_at(transaction, latest))
+        messages = (message["data"] for message in store.graphs.messages(transaction, latest))
         text = next((text_of(message) for message in messages if message.get("id") == message_id), None)
         if text is not None:
             store.checkpoints.describe_automatic(transaction, self.before_id, inputs.first_line(text))
@@ -337,11 +337,6 @@ class Turn(RunningTurn):
     def goes_on(self) -> bool:
         """True if the graph goes on with what waits, and acts."""
         return self.turn_input.goes_on and self.context.settings.simulation is None
-
-    @property
-    def is_waiting(self) -> bool:
-        """True if steps or calls of this turn are not written yet."""
-        return self.unit_of_work.is_waiting
 
     def flush(self) -> None:
         """Write the steps and calls of this turn that wait."""

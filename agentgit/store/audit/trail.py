@@ -19,7 +19,6 @@ from sqlalchemy import (
     Column,
     ColumnElement,
     MetaData,
-    Select,
     Table,
     Text,
     and_,
@@ -196,27 +195,30 @@ class Trail:
     ) -> list[Event]:
         """Read the events between two places of the feed in its order."""
         is_between = and_(tuple_(*_ORDER) > _bound(after), tuple_(*_ORDER) < _bound(before))
-        rows: list[Any] = []
-        for query in self._queries(scope, **filters):
-            rows += transaction.execute(query.where(is_between).order_by(*_ORDER).limit(limit)).mappings()
-        return [read_event(row, _cursor_of(row)) for row in sorted(rows, key=_cursor_of)[:limit]]
+        rows = self._rows(transaction, scope, _ORDER, limit, is_between, **filters)
+        return [read_event(row, _cursor_of(row)) for row in rows[:limit]]
 
     def newest(self, transaction: Reading, scope: Scope, *, limit: int, **filters: Any) -> list[Event]:
         """Read the newest events in the order of the feed, also those that it has not reached yet."""
-        end = self.end(transaction)
-        rows: list[Any] = []
-        for query in self._queries(scope, **filters):
-            newest_first = [column.desc() for column in _ORDER]
-            rows += transaction.execute(query.order_by(*newest_first).limit(limit)).mappings()
-        return [read_event(row, min(end, _cursor_of(row))) for row in sorted(rows, key=_cursor_of)[-limit:]]
+        end, newest_first = self.end(transaction), [column.desc() for column in _ORDER]
+        rows = self._rows(transaction, scope, newest_first, limit, **filters)
+        return [read_event(row, min(end, _cursor_of(row))) for row in rows[-limit:]]
 
-    def _queries(
-        self, scope: Scope, *, kinds: Collection[str] | None = None, since: datetime | None = None
-    ) -> list[Select[Any]]:
-        conditions: list[Any] = [EVENT.c.kind.in_(sorted(kinds))] if kinds is not None else []
-        if since is not None:
-            conditions.append(EVENT.c.created_at >= since)
-        return [select(EVENT).where(one, *conditions) for one in scope]
+    def _rows(
+        self,
+        transaction: Reading,
+        scope: Scope,
+        order: Sequence[ColumnElement[Any]],
+        limit: int,
+        *conditions: ColumnElement[bool],
+        kinds: Collection[str] | None = None,
+        since: datetime | None = None,
+    ) -> list[Any]:
+        """Return the first rows of each query of a scope together, in the order of the feed."""
+        conditions += (EVENT.c.kind.in_(sorted(kinds)),) if kinds is not None else ()
+        conditions += (EVENT.c.created_at >= since,) if since is not None else ()
+        queries = (select(EVENT).where(one, *conditions).order_by(*order).limit(limit) for one in scope)
+        return sorted((row for one in queries for row in transaction.execute(one).mappings()), key=_cursor_of)
 
     def is_restarted(self, transaction: Reading) -> bool:
         """Return whether the database was restored into a server that has not reached its newest transaction."""

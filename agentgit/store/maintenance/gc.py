@@ -78,12 +78,12 @@ class UnusedSteps(NamedTuple):
 def find_unused_steps(
     transaction: Reading,
     session_id: int,
-    ignored_checkpoints: Collection[int] = (),
-    progress: ProgressParts | None = None,
+    ignored_checkpoints: Collection[int],
+    progress: ProgressParts,
 ) -> Iterator[UnusedSteps]:
     """Find the steps of a session that nothing needs, one branch at a time."""
     open_branches = transaction.execute(_OPEN_BRANCHES, {"session": session_id}).all()
-    for branch in (progress or ProgressParts()).iterate("branches", ([one] for one in open_branches)):
+    for branch in progress.iterate("branches", ([one] for one in open_branches)):
         rows = _CHECKPOINT_STEPS.all(transaction, {"branch": branch.id})
         referenced_ids = {row.graph_checkpoint_id for row in rows if row.id not in ignored_checkpoints}
         if referenced_ids and IMPORTED_FROM_KEY not in as_object(branch.meta):
@@ -226,10 +226,12 @@ def collect(
     blobs: Blobs,
     *,
     imports: bool = False,
-    find_steps: Callable[[Reading], Iterable[UnusedSteps]] | None = None,
+    steps: bool = False,
+    ignored_checkpoints: Collection[int] = (),
     progress: ProgressParts | None = None,
 ) -> Collected:
     """Delete the values and steps of a session that nothing needs; in a transaction that only reads, count them."""
+    progress = progress or ProgressParts()
     writing = transaction if isinstance(transaction, Writing) else None
     if writing:
         blobs.lock(writing)
@@ -238,7 +240,8 @@ def collect(
         for thread in staged_threads:
             delete_thread(writing, thread)
     step_count, ignored_keys = 0, set[GraphKey]()
-    for unused in find_steps(transaction) if find_steps is not None else ():
+    unused_steps = find_unused_steps(transaction, blobs.session_id, ignored_checkpoints, progress) if steps else ()
+    for unused in unused_steps:
         step_count += len(unused.graph_keys)
         if writing:
             delete_unused_steps(writing, unused)
@@ -248,7 +251,6 @@ def collect(
     ignored_keys.update(orphans)
     if writing:
         _delete_writes(writing, orphans)
-    progress = progress or ProgressParts()
     live, lists = find_live_values(
         transaction, blobs, lambda graph_key: graph_key.thread in staged_threads or graph_key in ignored_keys, progress
     )

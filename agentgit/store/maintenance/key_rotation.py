@@ -6,20 +6,18 @@ changed since it was read, so nothing is lost. If it is interrupted, run it agai
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
-from sqlalchemy import Column, and_, func, literal, select, tuple_, update
+from sqlalchemy import and_, func, literal, select, tuple_, update
 
-from agentgit.errors import Corrupt, KeyMissing
 from agentgit.sessions.reports import Rotated
 from agentgit.store.audit.trail import record_event
 from agentgit.store.database import Database
 from agentgit.store.records.encryption_keys import registered_proofs, unregister_key, write_proofs
 from agentgit.store.search.index import delete_words
-from agentgit.store.sql.columns import format_key, row_key
-from agentgit.store.sql.compiled_statement import CompiledStatement
+from agentgit.store.sql.columns import row_key
 from agentgit.store.sql.encrypted_columns import (
     count_values_by_key,
     encrypted_rows,
@@ -29,14 +27,13 @@ from agentgit.store.sql.encrypted_columns import (
 )
 from agentgit.store.sql.encryption import (
     Seal,
-    UnencryptedValue,
     decode_text,
     decode_value,
     encode_text,
     encode_value,
 )
-from agentgit.store.sql.tables import BLOB, METADATA
-from agentgit.store.sql.transaction import Reading, Writing
+from agentgit.store.sql.tables import METADATA
+from agentgit.store.sql.transaction import Writing
 
 BATCH_ROWS = 500
 """The number of rows in one transaction. It is small, so that other writers do not wait for long."""
@@ -81,25 +78,6 @@ class Rotation:
         with self.database.reading() as transaction:
             return count_values_by_key(transaction)
 
-    def find_damaged(self, transaction: Reading, seal: Seal | None) -> Iterator[tuple[str, str]]:
-        """Yield each row with a value that cannot be decrypted, and the problem. `blob` is left to `check_values`."""
-        for name, columns in sealed_columns().items():
-            table = raw_table(name)
-            keys = list(table.primary_key)
-            query = select(*keys, *(table.c[column] for column in columns)).where(*encrypted_rows(table))
-            # Raw, because damaged cells may hold values that their column cannot.
-            for page in CompiledStatement(query).pages(transaction, raw=True) if name != BLOB.name else ():
-                for row in page:
-                    key_text = format_key(METADATA.tables[name], [str(key) for key in row[: len(keys)]])
-                    for column, value in zip(columns, row[len(keys) :], strict=True):
-                        row_name = f"{name} {'/'.join(map(str, row[: len(keys)]))}"
-                        try:
-                            _decrypt(seal, f"{name}.{column}", key_text, value)
-                        except UnencryptedValue:
-                            yield row_name, f"its {column} is not encrypted, although this database is"
-                        except (Corrupt, KeyMissing, TypeError, ValueError, AttributeError):
-                            yield row_name, f"its {column} cannot be decrypted with its key"
-
     def _count_rows(self) -> int:
         with self.database.reading() as transaction:
             tables = map(raw_table, sealed_columns())
@@ -110,10 +88,11 @@ class Rotation:
         table = raw_table(name)
         keys = list(table.primary_key)
         query = select(*keys, *(table.c[column] for column in sealed_columns()[name])).where(*encrypted_rows(table))
+        if last_key is not None:
+            values = (literal(value, key.type) for key, value in zip(keys, last_key, strict=True))
+            query = query.where(tuple_(*keys) > tuple_(*values))
         with self.database.reading() as transaction:
-            return transaction.execute(
-                query.where(*_conditions_after(keys, last_key)).order_by(*keys).limit(BATCH_ROWS)
-            ).all()
+            return transaction.execute(query.order_by(*keys).limit(BATCH_ROWS)).all()
 
     def _reencrypt_rows(self, seal: Seal, name: str, rows: Sequence[Any], decrypt: bool, transaction: Writing) -> int:
         return sum(self._reencrypt_row(transaction, seal, name, row, decrypt) for row in rows)
@@ -123,38 +102,17 @@ class Rotation:
         table, changed = raw_table(name), 0
         key_text = row_key(METADATA.tables[name], row._mapping)
         row_condition = and_(*(key == getattr(row, key.name) for key in table.primary_key))
+        new_seal, key_name = (None, "") if decrypt else (seal, seal.keyring.current)
         for column in sealed_columns()[name]:
-            stored = getattr(row, column)
-            key_name = "" if decrypt else seal.keyring.current
+            stored, place = getattr(row, column), f"{name}.{column}"
             if stored is None or key_name_of(stored) == key_name:
                 continue
-            value = _decrypt(seal, f"{name}.{column}", key_text, stored)
-            new_value = _encrypt(None if decrypt else seal, f"{name}.{column}", key_text, value, stored)
+            new_value: bytes | str
+            if isinstance(stored, str):
+                new_value = encode_text(new_seal, place, decode_text(seal, place, stored, key_text), key_text)
+            else:
+                value = decode_value(seal, place, bytes(stored), key_text)
+                new_value = bytes(encode_value(new_seal, place, value, key_text))
             condition = and_(row_condition, table.c[column] == stored)
             changed += transaction.execute(update(table).where(condition).values({column: new_value})).rowcount
         return changed
-
-
-def _conditions_after(keys: Sequence[Column[Any]], last_key: tuple[Any, ...] | None) -> list[Any]:
-    """Build the conditions for the rows after `last_key`, in primary-key order; for all rows if it is None."""
-    if last_key is None:
-        return []
-    return [tuple_(*keys) > tuple_(*(literal(value, key.type) for key, value in zip(keys, last_key, strict=True)))]
-
-
-def _decrypt(seal: Seal | None, place: str, row_key: str, stored: bytes | str | None) -> bytes:
-    """Decrypt a stored value and return its bytes. Values in clear are returned as they are."""
-    if stored is None:
-        return b""
-    if not isinstance(stored, str | bytes | memoryview):
-        raise TypeError("neither text nor bytes")
-    if isinstance(stored, str):
-        return decode_text(seal, place, stored, row_key).encode()
-    return decode_value(seal, place, bytes(stored), row_key)
-
-
-def _encrypt(seal: Seal | None, place: str, row_key: str, value: bytes, stored: bytes | str) -> bytes | str:
-    """Encrypt a value for a column of the same type as `stored`. Without a seal, return it in clear."""
-    if isinstance(stored, str):
-        return encode_text(seal, place, value.decode(), row_key)
-    return bytes(encode_value(seal, place, value, row_key))

@@ -44,7 +44,10 @@ def count_figures(
     transaction: Reading, store: Store, sessions: Sequence[ExternalSession], branches: Sequence[StoredRow]
 ) -> list[BranchFigures]:
     branch_ids = [branch.id for branch in branches]
-    checkpoint_counts = {row.branch: row for row in _read_rows(transaction, _CHECKPOINT_COUNTS, branch_ids)}
+    checkpoints: dict[int, dict[str, Any]] = {
+        branch: dict(zip(("checkpoints", "automatic", "first", "last"), counts, strict=True))
+        for branch, *counts in _read_rows(transaction, _CHECKPOINT_COUNTS, branch_ids)
+    }
     calls, operations = (_count_by_word(transaction, query, branch_ids) for query in (_CALL_COUNTS, _OPERATION_COUNTS))
     tokens = count_tokens(transaction, store, branches)
     session_names = {session.id: session.session_name for session in sessions}
@@ -53,10 +56,7 @@ def count_figures(
             session_name=session_names[branch.external_session_id],
             name=branch.name,
             figures=Figures(
-                checkpoints=checkpoint_counts[branch.id].total if branch.id in checkpoint_counts else 0,
-                automatic=checkpoint_counts[branch.id].automatic if branch.id in checkpoint_counts else 0,
-                first=checkpoint_counts[branch.id].first if branch.id in checkpoint_counts else None,
-                last=checkpoint_counts[branch.id].last if branch.id in checkpoint_counts else None,
+                **checkpoints.get(branch.id, {}),
                 calls=calls[branch.id],
                 operations=operations[branch.id],
                 tokens=tokens[branch.id],
@@ -138,29 +138,24 @@ def _find_first_steps(transaction: Reading, branches: Sequence[StoredRow]) -> di
 _branch_ids: Any = bindparam("branches", expanding=True)
 _CHECKPOINT_COUNTS = (
     select(
-        CHECKPOINT.c.internal_session_id.label("branch"),
-        func.count().label("total"),
-        func.sum(case((CHECKPOINT.c.is_auto, 1), else_=0)).label("automatic"),
-        func.min(CHECKPOINT.c.created_at).label("first"),
-        func.max(CHECKPOINT.c.created_at).label("last"),
+        CHECKPOINT.c.internal_session_id,
+        func.count(),
+        func.sum(case((CHECKPOINT.c.is_auto, 1), else_=0)),
+        func.min(CHECKPOINT.c.created_at),
+        func.max(CHECKPOINT.c.created_at),
     )
     .where(CHECKPOINT.c.internal_session_id.in_(_branch_ids))
     .group_by(CHECKPOINT.c.internal_session_id)
 )
-_CALL_COUNTS = (
-    select(
-        TOOL_INVOCATION.c.internal_session_id.label("branch"),
-        TOOL_INVOCATION.c.status.label("word"),
-        func.count().label("total"),
-    )
-    .where(TOOL_INVOCATION.c.internal_session_id.in_(_branch_ids))
-    .group_by(TOOL_INVOCATION.c.internal_session_id, TOOL_INVOCATION.c.status)
-)
-_OPERATION_COUNTS = (
-    select(OPERATION.c.source_id.label("branch"), OPERATION.c.kind.label("word"), func.count().label("total"))
-    .where(OPERATION.c.source_id.in_(_branch_ids))
-    .group_by(OPERATION.c.source_id, OPERATION.c.kind)
-)
+
+
+def _count_query(branch_id: Any, word: Any) -> Any:
+    columns = branch_id.label("branch"), word.label("word"), func.count().label("total")
+    return select(*columns).where(branch_id.in_(_branch_ids)).group_by(branch_id, word)
+
+
+_CALL_COUNTS = _count_query(TOOL_INVOCATION.c.internal_session_id, TOOL_INVOCATION.c.status)
+_OPERATION_COUNTS = _count_query(OPERATION.c.source_id, OPERATION.c.kind)
 _FIRST_CHECKPOINTS = select(CHECKPOINT.c.internal_session_id, CHECKPOINT.c.graph_checkpoint_id).where(
     CHECKPOINT.c.internal_session_id.in_(_branch_ids), CHECKPOINT.c.kind == "branch"
 )

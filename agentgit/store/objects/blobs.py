@@ -47,6 +47,7 @@ from agentgit.store.objects.packing import (
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import PlainBytes
+from agentgit.store.sql.rows import insert_missing, rows_with
 from agentgit.store.sql.tables import BLOB, LIST, SESSION
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.values import from_json, to_json
@@ -278,10 +279,8 @@ class Blobs:
         return rows
 
     def _find_stored(self, transaction: Reading, hashes: Sequence[bytes]) -> set[bytes]:
-        stored_hashes: set[bytes] = set()
-        for part in slices(hashes):
-            stored_hashes.update(transaction.execute(_STORED, self._parameters(hashes=part)).scalars())
-        return stored_hashes
+        query = select(BLOB.c.hash).where(BLOB.c.external_session_id == self.session_id)
+        return {row.hash for row in rows_with(transaction, query, BLOB.c.hash, hashes)}
 
     def insert(self, transaction: Writing, new_values: NewValues) -> None:
         """Pack and store what `encode` collected, in batches that take no more memory than a few chunks."""
@@ -329,17 +328,11 @@ class Blobs:
     def get_many(self, transaction: Reading, hashes: Iterable[bytes]) -> dict[bytes, Leaf]:
         """Read values and verify each against its hash. A list has no bytes here; `item_hashes` reads it."""
         unique_hashes = set(hashes)
-        values = self._find_cached(self.store.leaves, unique_hashes)
-        cached_lists = self._find_cached(self.store.lists, unique_hashes - values.keys())
-        values.update((key, Leaf(key, LIST, b"")) for key in cached_lists)
-        new_values = self._new_values(transaction)
-        for key in unique_hashes - values.keys():
-            if key in new_values.leaves:
-                values[key] = new_values.leaves[key]
-            elif key in new_values.lists:
-                values[key] = Leaf(key, LIST, b"")
-        missing = list(unique_hashes - values.keys())
-        for part in slices(missing):
+        values, new_values = self._find_cached(self.store.leaves, unique_hashes), self._new_values(transaction)
+        values |= {key: new_values.leaves[key] for key in unique_hashes & new_values.leaves.keys()}
+        lists = self._find_cached(self.store.lists, unique_hashes - values.keys()).keys() | new_values.lists.keys()
+        values |= {key: Leaf(key, LIST, b"") for key in lists & unique_hashes}
+        for part in slices(list(unique_hashes - values.keys())):
             rows = transaction.execute(_SELECT_BY_HASH, self._parameters(hashes=part)).all()
             loaded = [self.checked(transaction, *row) for row in rows]
             self._cache(self.store.leaves, ((value.hash, value) for value in loaded if value.type != LIST))
@@ -388,22 +381,18 @@ class Blobs:
 
     def item_hashes(self, transaction: Reading, key: bytes) -> tuple[bytes, ...]:
         """Read the hashes of a list's items in order, and verify them against the hash of the list."""
-        return self._read_list(transaction, key).hashes
-
-    def _read_list(self, transaction: Reading, key: bytes) -> Items:
-        items = self._find_list(transaction, key)
-        if not items.hashes and key != EMPTY:
+        hashes = self._find_list(transaction, key).hashes
+        if not hashes and key != EMPTY:
             raise self.damaged(key, "is missing")
-        return items
+        return hashes
 
     def _find_list(self, transaction: Reading, key: bytes | None) -> Items:
         """Read a list. Return an empty one if no list with this hash is stored."""
-        cached = self.store.lists.get(self._cache_prefix + key) if key is not None else Items((), 0)
-        if cached is not None or key is None:
-            return cached or Items((), 0)
-        new_values = self._new_values(transaction)
-        if key in new_values.lists:
-            return new_values.lists[key]
+        if key is None:
+            return Items((), 0)
+        known = self.store.lists.get(self._cache_prefix + key) or self._new_values(transaction).lists.get(key)
+        if known is not None:
+            return known
         links = list(self._read_chain(transaction, key))
         hashes: list[bytes] = []
         for kept_count, new_hashes in reversed(links):
@@ -510,16 +499,10 @@ def link_of(data: bytes) -> ListLink | None:
     return ListLink(base, kept_count, data[1 + _link_struct.size :])
 
 
-_INSERT = CompiledStatement(
-    {
-        "sqlite": sqlite.insert(BLOB).on_conflict_do_nothing(),
-        "postgresql": postgresql.insert(BLOB).on_conflict_do_nothing(),
-    }
-)
+_INSERT = insert_missing(BLOB)
 _is_of_session = BLOB.c.external_session_id == bindparam("session")
 _is_any_blob = (_is_of_session, BLOB.c.hash.in_(bindparam("hashes", expanding=True)))
 _SELECT_BY_HASH = select(BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.data).where(*_is_any_blob)
-_STORED = select(BLOB.c.hash).where(*_is_any_blob)
 _has_references = or_(BLOB.c.type == LIST, BLOB.c.type == RECORD, BLOB.c.codec == CHUNKED)
 _REFERENCES = select(
     BLOB.c.hash, BLOB.c.type, BLOB.c.codec, case((_has_references, BLOB.c.data), else_=null()).label("data")

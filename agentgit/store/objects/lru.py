@@ -25,9 +25,6 @@ class LRUCache(Generic[K, T]):
         self._lock = threading.Lock()
         process.register_for_fork(self)
 
-    def before_fork(self) -> None:
-        """Do nothing: the cache has no connection to close."""
-
     def after_fork(self) -> None:
         """Clear the cache in the child process, because a thread of the parent may have been changing it."""
         self._young, self._old, self._total, self._lock = {}, {}, 0, threading.Lock()

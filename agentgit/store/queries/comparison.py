@@ -52,11 +52,9 @@ class CheckpointComparer:
 
     def compare(self, transaction: Reading, a: StoredRow, b: StoredRow) -> CheckpointComparison:
         """Compare two checkpoints: read the parts that they do not share."""
-        first, second, unshared_parts = (
-            self._find_graph_checkpoint(transaction, a),
-            self._find_graph_checkpoint(transaction, b),
-            (UnsharedPart(), UnsharedPart()),
-        )
+        graphs, unshared_parts = self.store.graphs, (UnsharedPart(), UnsharedPart())
+        keys = [GraphKey(row.thread_id, "", row.graph_checkpoint_id or "") for row in (a, b)]
+        first, second = [graphs.find(transaction, key) if key.checkpoint_id else None for key in keys]
         shared_messages = self._fill_messages(transaction, first, second, unshared_parts)
         if shared_messages is None:
             shared_messages = 0
@@ -69,11 +67,6 @@ class CheckpointComparer:
         return CheckpointComparison(
             a=unshared_parts[0], b=unshared_parts[1], shared_messages=shared_messages, shared_calls=shared_calls
         )
-
-    def _find_graph_checkpoint(self, transaction: Reading, row: StoredRow) -> GraphCheckpoint | None:
-        if row.graph_checkpoint_id is None:
-            return None
-        return self.store.graphs.find(transaction, GraphKey(row.thread_id, "", row.graph_checkpoint_id))
 
     # -- state and messages
 
@@ -88,7 +81,13 @@ class CheckpointComparer:
         if first is None or second is None:
             return None
         conversations = [at.conversation_channel for at in (first, second)]
-        if conversations[0] != conversations[1] or not self._are_lists(transaction, first, second, conversations[0]):
+        name = conversations[0]
+        are_lists = name is None or all(
+            self.store.graphs.blobs.of(at.session_id).get_many(transaction, [key])[key].type == LIST
+            for at in (first, second)
+            if (key := at.values.get(name))
+        )
+        if name != conversations[1] or not are_lists:  # or the conversation is a part of a larger value
             return None
         known = [{**at.values, **at.digests} for at in (first, second)]
         changed_names = [name for name in {**known[0], **known[1]} if known[0].get(name) != known[1].get(name)]
@@ -101,16 +100,6 @@ class CheckpointComparer:
             unshared.messages = [from_stored(message) for message in messages]
         return common
 
-    def _are_lists(
-        self, transaction: Reading, first: GraphCheckpoint, second: GraphCheckpoint, name: str | None
-    ) -> bool:
-        """Return whether the conversation of both is a list of messages and not part of a larger value."""
-        return name is None or all(
-            self.store.graphs.blobs.of(at.session_id).get_many(transaction, [key])[key].type == LIST
-            for at in (first, second)
-            for key in [at.values[name]]
-        )
-
     # -- pending tasks
 
     def _pending_tasks(self, transaction: Reading, row: StoredRow) -> list[dict[str, Any]]:
@@ -120,7 +109,8 @@ class CheckpointComparer:
         bodies = content.get(transaction, pending_writes.hashes(row.pending, f"checkpoint {row.id}"))
 
         def show_values(task: TaskWrites, channel: str) -> list[Any]:
-            return [one for key in task.values(channel) for one in _as_list(show(bodies[key]))]
+            values = [show(bodies[key]) for key in task.values(channel)]
+            return [one for value in values for one in (value if isinstance(value, list) else [value])]
 
         return [
             {
@@ -128,7 +118,9 @@ class CheckpointComparer:
                 "ns": task.ns,
                 "status": task.status,
                 "digest": task.digest(),
-                "questions": [_question_of(one) for one in show_values(task, INTERRUPT)],
+                "questions": [
+                    one.get("value") if isinstance(one, dict) else one for one in show_values(task, INTERRUPT)
+                ],
                 "answers": show_values(task, RESUME),
                 "errors": show_values(task, ERROR),
                 "results": [[name, show(bodies[key])] for name, key in task.results],
@@ -142,17 +134,17 @@ class CheckpointComparer:
         self, transaction: Reading, a: StoredRow, b: StoredRow, unshared_parts: tuple[UnsharedPart, UnsharedPart]
     ) -> int:
         """Fill in the tool invocations. Return the number of common ones."""
-        tracks = [self._track_parts(transaction, row) for row in (a, b)]
+        branches = [self.store.sessions.branch(transaction, row.internal_session_id) for row in (a, b)]
+        tracks = [
+            self.store.track_parts(transaction, branch, row.position)
+            for branch, row in zip(branches, (a, b), strict=True)
+        ]
         common = shared(*tracks)
         for row, parts, unshared in zip((a, b), tracks, unshared_parts, strict=True):
             runs = self.store.journal.newest_runs(transaction, row.external_session_id)
             track = self.store.journal.live_track(transaction, runs, parts, skip=common)
             unshared.calls = [call.to_dict() for call in track]
         return common
-
-    def _track_parts(self, transaction: Reading, row: StoredRow) -> list[TrackPart]:
-        branch = self.store.sessions.branch(transaction, row.internal_session_id)
-        return self.store.track_parts(transaction, branch, row.position)
 
     # -- common ancestor
 
@@ -186,14 +178,6 @@ class CheckpointComparer:
             for branch_id, number in self.last_numbers(transaction, row).items()
         ]
         return self.store.checkpoints.find(transaction, or_(*conditions), CHECKPOINT.c.data.is_not(None))
-
-
-def _as_list(value: Any) -> list[Any]:
-    return value if isinstance(value, list) else [value]
-
-
-def _question_of(interrupt: Any) -> Any:
-    return interrupt.get("value") if isinstance(interrupt, dict) else interrupt
 
 
 def shared(a: Sequence[TrackPart], b: Sequence[TrackPart]) -> int:

@@ -15,12 +15,15 @@ from agentgit.errors import NotFound
 from agentgit.sessions.messages import from_stored, text_of
 from agentgit.sessions.session import RERUN
 from agentgit.sessions.tree import BEGUN, Exploration, ExploredBranch
+from agentgit.store.records.checkpoints import CHECKPOINT_WITH_BRANCH
 from agentgit.store.records.journal import TrackPart
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
+from agentgit.store.sql.rows import rows_with
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, OPERATION
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
+from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.values import as_object
 
 MARK_KEY = "exploration"
@@ -46,9 +49,7 @@ class Explorations:
         self.store = store
 
     def update_mark(self, transaction: Writing, branch_id: int, **facts: Any) -> None:
-        self.store.sessions.change_metadata(
-            transaction, branch_id, lambda meta: meta | {MARK_KEY: {**meta.get(MARK_KEY, {}), **facts}}
-        )
+        self.store.sessions.update_mark(transaction, branch_id, MARK_KEY, facts)
 
     def free_name(self, transaction: Reading, session_id: int) -> str:
         taken_names = {row.name.partition("/")[0] for row in self.store.sessions.branches(transaction, session_id)}
@@ -74,7 +75,9 @@ class Explorations:
             raise NotFound(f"This session has no exploration {name!r}. Leave out the name for the newest one.")
         start_branch = self.store.sessions.branch(transaction, mark_of(rows[0])["of"])
         rows = [row for row in rows if path is None or row.name in path]
-        checkpoints = self._load_checkpoints(transaction, rows)
+        ids = {id for row in rows for id in (row.branch_point_id, mark_of(row)["end"]) if id is not None}
+        found = rows_with(transaction, CHECKPOINT_WITH_BRANCH, CHECKPOINT.c.id, ids)
+        checkpoints = {row.id: row for row in found}  # deleted ones are left out
         explored: dict[tuple[int, ...], ExploredBranch] = {}
         total_tokens: int | None = None
         runs = self.store.journal.newest_runs(transaction, session_id)
@@ -89,15 +92,6 @@ class Explorations:
             name=name, branch=start_branch.name, branches=branches, tokens=total_tokens, undeclared=sorted(undeclared)
         )
 
-    def _load_checkpoints(self, transaction: Reading, rows: Sequence[StoredRow]) -> dict[int, StoredRow]:
-        """Read the checkpoints at which explored branches start and end, by id; deleted ones are left out."""
-        ids = {id for row in rows for id in (row.branch_point_id, mark_of(row)["end"]) if id is not None}
-        return {
-            checkpoint.id: checkpoint
-            for part in slices(sorted(ids))
-            for checkpoint in self.store.checkpoints.find(transaction, CHECKPOINT.c.id.in_(part))
-        }
-
     def _load_turn(
         self,
         transaction: Reading,
@@ -107,15 +101,12 @@ class Explorations:
     ) -> tuple[list[dict[str, Any]], list[ToolInvocation]]:
         """Read the messages (in LangChain's stored form) and the tool calls of the turn of one explored branch."""
         end, start = checkpoints.get(mark_of(row)["end"]), checkpoints.get(row.branch_point_id)
-        graph_checkpoint_id, message_count = None, 0
-        if end is not None:
-            graph_checkpoint_id, message_count = end.graph_checkpoint_id, end.message_count
-        elif (head := self.store.graphs.head(transaction, row.thread_id)) is not None:
-            graph_checkpoint_id, message_count = head.checkpoint_id, head.message_count
+        graphs, key = self.store.graphs, GraphKey(row.thread_id, "", (end and end.graph_checkpoint_id) or "")
+        state = graphs.find(transaction, key) if end is not None else graphs.newest(transaction, row.thread_id)
         messages: list[dict[str, Any]] = []
-        if graph_checkpoint_id is not None:
-            new_count = max(0, message_count - (start.message_count if start is not None else 0))
-            messages = self.store.graphs.messages(transaction, row.thread_id, graph_checkpoint_id, last=new_count)
+        if state is not None:
+            new_count = max(0, state.message_count - (start.message_count if start is not None else 0))
+            messages = graphs.messages(transaction, state, last=new_count)
         count = end.position - row.inherited if end is not None else None
         return messages, self.store.journal.live_track(
             transaction, runs, [TrackPart(branch_id=row.id, before=row.inherited, count=count)]
@@ -167,9 +158,7 @@ class RerunMarks:
         return set(transaction.execute(names.where(BRANCH.c.name.startswith(beginning, autoescape=True))).scalars())
 
     def update(self, transaction: Writing, branch_id: int, facts: Mapping[str, Any]) -> None:
-        self.store.sessions.change_metadata(
-            transaction, branch_id, lambda meta: meta | {RERUN: {**meta.get(RERUN, {}), **facts}}
-        )
+        self.store.sessions.update_mark(transaction, branch_id, RERUN, facts)
 
     def read(self, transaction: Reading, name: str) -> Iterator[tuple[StoredRow, dict[str, Any], dict[str, Any]]]:
         """Yield the branches of the reruns of a name, oldest first, each with its mark and its report."""

@@ -11,16 +11,16 @@ from sqlalchemy import and_, func, or_, select
 
 from agentgit.sessions import ExternalSession, Tree
 from agentgit.sessions.folded_tree import FoldedTree, fold
-from agentgit.sessions.session import RUNNING, SIMULATED, idle_status
+from agentgit.sessions.session import RUNNING, SIMULATED
 from agentgit.sessions.tree import Branch, Point
 from agentgit.store.queries.graph_points import read_questions
 from agentgit.store.records.recorded_calls import add_marks, call_marks
-from agentgit.store.records.sessions import StoredRow
+from agentgit.store.records.sessions import StoredRow, is_simulated
 from agentgit.store.sql.batch import slices
+from agentgit.store.sql.rows import value_of
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
-from agentgit.values import as_object
 
 _LINE_POINTS = 4
 """The number of checkpoints that are read of a branch that takes one line: those of a turn."""
@@ -44,7 +44,7 @@ class FoldChoice:
 def read_folded_tree(
     store: Store, transaction: Reading, session: ExternalSession, rows: Sequence[StoredRow], choice: FoldChoice
 ) -> FoldedTree:
-    skeleton = Tree.grow(session.reference, [tree_branch(row, session, []) for row in rows])
+    skeleton = Tree.grow(session.reference, [tree_branch(row, session) for row in rows])
     folded = fold(skeleton, limit=choice.limit, branch=choice.branch, expand=choice.expand, collapse=choice.collapse)
     counts, newest = _counts(transaction, session.id)
     shown = list(folded.tree.walk())
@@ -52,7 +52,8 @@ def read_folded_tree(
     points: dict[int, list[Point]] = {branch.id: [] for branch in shown}
     for part in slices(shown, _BRANCHES_AT_ONCE):
         for row in store.checkpoints.find(transaction, or_(*_wanted(folded, part, newest, choice.points))):
-            points[row.internal_session_id].append(tree_point(row, tags.get(row.id, ())))
+            point = value_of(Point, row, title=row.description or "", tags=tuple(tags.get(row.id, ())))
+            points[row.internal_session_id].append(point)
     marks = call_marks(transaction, session.id, [branch.id for branch in shown])
     inherited = {row.id: row.inherited for row in rows}
     asked = read_questions(store, transaction, [row for row in rows if row.id in points])
@@ -105,32 +106,7 @@ def _known_marks(points: Sequence[Point]) -> Iterator[Point]:
             yield point if is_known or not point.effects else replace(point, effects={})
 
 
-def tree_branch(
-    row: StoredRow, session: ExternalSession, points: list[Point], questions: list[Any] | None = None
-) -> Branch:
-    is_running_rerun = row.status == RUNNING and idle_status(as_object(row.meta)) == SIMULATED
-    return Branch(
-        id=row.id,
-        name=row.name,
-        status=SIMULATED if is_running_rerun else row.status,
-        is_current=row.id == session.current_internal_session_id,
-        parent_id=row.parent_id,
-        branch_point_id=row.branch_point_id,
-        points=points,
-        questions=questions or [],
-    )
-
-
-def tree_point(row: StoredRow, tags: Sequence[str]) -> Point:
-    return Point(
-        id=row.id,
-        number=row.number,
-        name=row.name,
-        kind=row.kind,
-        is_auto=row.is_auto,
-        created_at=row.created_at,
-        position=row.position,
-        message_count=row.message_count,
-        title=row.description or "",
-        tags=tuple(tags),
-    )
+def tree_branch(row: StoredRow, session: ExternalSession) -> Branch:
+    is_running_rerun = row.status == RUNNING and is_simulated(row)
+    status, is_current = SIMULATED if is_running_rerun else row.status, row.id == session.current_internal_session_id
+    return value_of(Branch, row, status=status, is_current=is_current)

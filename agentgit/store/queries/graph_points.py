@@ -11,6 +11,7 @@ from sqlalchemy import and_, bindparam, select
 
 from agentgit.effects import ToolInvocation
 from agentgit.errors import InvalidInput, NotFound
+from agentgit.store.objects.blobs import compact
 from agentgit.store.objects.plain_values import show
 from agentgit.store.records.sessions import IS_OF_THREAD, StoredRow
 from agentgit.store.sql.batch import slices
@@ -18,6 +19,7 @@ from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, SESSION
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
+from agentgit.store.threads import pending_writes
 from agentgit.store.threads.fork import has_memory
 from agentgit.store.threads.graph_rows import (
     INTERRUPT,
@@ -25,7 +27,7 @@ from agentgit.store.threads.graph_rows import (
     is_newest,
     parse_graph_checkpoint,
 )
-from agentgit.store.threads.pending_writes import NO_WRITES, pack, unpack
+from agentgit.store.threads.pending_writes import NO_WRITES, unpack
 
 
 class GraphPlace(NamedTuple):
@@ -180,7 +182,7 @@ class _Steps:
 
 def move(row: StoredRow, point: dict[str, Any]) -> StoredRow:
     """Return the row of a checkpoint as if it had the state of a graph checkpoint before it."""
-    pending = pack([ns, id, []] for ns, id in sorted(point["subgraphs"].items()))
+    pending = compact([[ns, id, []] for ns, id in sorted(point["subgraphs"].items())])
     changes = {**point, "state_hash": bytes.fromhex(point["state_hash"]), "restore_point": None, "pending": pending}
     moved: Any = SimpleNamespace(**{**row._asdict(), **changes}, moved_to=point)
     return moved  # type: ignore[no-any-return]  # it has the columns of the row
@@ -199,8 +201,8 @@ class BranchHead(NamedTuple):
 
 def read_branch_head(store: Store, transaction: Reading, branch_id: int) -> BranchHead:
     row = store.sessions.branch(transaction, branch_id)
-    head = store.graphs.head(transaction, row.thread_id)
-    return BranchHead(row, head.checkpoint_id if head is not None else None)
+    newest = store.graphs.newest(transaction, row.thread_id)
+    return BranchHead(row, newest.key.checkpoint_id if newest is not None else None)
 
 
 def find_thread_head(transaction: Reading, user_id: int, thread_id: str) -> BranchHead | None:
@@ -278,7 +280,7 @@ def find_replayed(
     steps = unpack(first.pending, f"checkpoint {first.id}")
     if steps is None or any(step.writes for step in steps):
         return {}
-    begun = graphs.pack_pending_writes(transaction, newest.key)
+    begun = pending_writes.read(transaction, newest.key)
     if begun != (first.pending if start is newest else NO_WRITES) and not begins_again:
         return {}
     if not is_answer:

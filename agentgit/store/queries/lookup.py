@@ -20,7 +20,7 @@ from agentgit.store.queries.graph_points import GraphPoint
 from agentgit.store.records.log import parts_of_path
 from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql.ids import is_id
-from agentgit.store.sql.tables import CHECKPOINT
+from agentgit.store.sql.tables import BRANCH, CHECKPOINT
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.values import count
@@ -111,7 +111,7 @@ class Lookup:
 
         def write_audit(transaction: Writing) -> None:
             if session_id is not None:
-                self.store.sessions.prevent_erasure(transaction, session_id)
+                self.store.graphs.blobs.of(session_id).protect(transaction)
             record_event(transaction, "access.denied", session_id=session_id, user_id=self.user_id, **facts)
 
         return NotAllowed(text, *next, write_audit=write_audit)
@@ -201,7 +201,9 @@ class Lookup:
         reference = references.parse(ref)
         row = None
         if reference.base != references.HEAD:  # `HEAD` is always a position, even if a checkpoint has that name
-            row = self._find_by_tag(transaction, branch, ref) or self._find_by_name(transaction, branch, ref)
+            tag = self.store.tags.find(transaction, branch.external_session_id, ref)
+            row = self.store.checkpoints.load(transaction, tag.checkpoint_id) if tag is not None else None
+            row = row or self._find_by_name(transaction, branch, ref)
         row = row or self._find_by_position(transaction, branch, reference)
         if row is None and reference.id is not None:
             try:
@@ -216,7 +218,7 @@ class Lookup:
             raise NotFound(
                 f"Session {self._name_of(transaction, branch.external_session_id)} has no checkpoint {ref!r}.",
                 Next("list_checkpoints"),
-                near=references.similar_names(ref, self._reference_names(transaction, branch.external_session_id)),
+                near=references.similar_names(ref, self._reference_names(transaction, branch)),
             )
         return row
 
@@ -240,7 +242,7 @@ class Lookup:
 
     def _find_by_message(self, transaction: Reading, branch: StoredRow, message_id: str) -> StoredRow | None:
         """Find the checkpoint before a user message: the newest on the path, else the newest elsewhere."""
-        restore_points = self._restore_points(transaction, branch.external_session_id)
+        restore_points = self._find_checkpoints(transaction, branch, CHECKPOINT.c.restore_point.is_not(None))
         matches = [row for row in restore_points if row.restore_point == message_id]
         if not matches:
             matches = self._find_by_input_message(transaction, branch, message_id, restore_points)
@@ -248,15 +250,15 @@ class Lookup:
         on_path = [row for row in matches if row.id in path_ids]
         return next(reversed(on_path or matches), None)
 
-    def _restore_points(self, transaction: Reading, session_id: int) -> Sequence[StoredRow]:
-        branch_ids = [row.id for row in self.store.sessions.branches(transaction, session_id)]
-        return self.store.checkpoints.find(
-            transaction, CHECKPOINT.c.internal_session_id.in_(branch_ids), CHECKPOINT.c.restore_point.is_not(None)
-        )
+    def _find_checkpoints(self, transaction: Reading, branch: StoredRow, condition: Any) -> Sequence[StoredRow]:
+        """Find the checkpoints of the session of a branch that meet a condition."""
+        in_session = BRANCH.c.external_session_id == branch.external_session_id
+        return self.store.checkpoints.find(transaction, in_session, condition)
 
     def _missing_restore_point(self, transaction: Reading, branch: StoredRow, ref: str) -> NotFound:
         """Create the error for a missing restore point, with similar message ids."""
-        ids = [row.restore_point for row in self._restore_points(transaction, branch.external_session_id)]
+        rows = self._find_checkpoints(transaction, branch, CHECKPOINT.c.restore_point.is_not(None))
+        ids = [row.restore_point for row in rows]
         name = self._name_of(transaction, branch.external_session_id)
         return NotFound(
             f"Session {name} has no restore point {ref!r}. Every checkpoint is one, and "
@@ -269,10 +271,10 @@ class Lookup:
         self, transaction: Reading, branch: StoredRow, message_id: str, restore_points: Sequence[StoredRow]
     ) -> list[StoredRow]:
         """Find the restore point of an input with several messages by the id of one that is not the last."""
-        head = self.store.graphs.head(transaction, branch.thread_id)
-        if head is None:
+        newest = self.store.graphs.newest(transaction, branch.thread_id)
+        if newest is None:
             return []
-        messages = map(from_stored, self.store.graphs.messages(transaction, branch.thread_id, head.checkpoint_id))
+        messages = map(from_stored, self.store.graphs.messages(transaction, newest))
         from_message = dropwhile(lambda message: message["id"] != message_id, messages)
         input_ids = {
             message["id"] for message in takewhile(lambda message: message["role"] not in ANSWER_ROLES, from_message)
@@ -307,17 +309,9 @@ class Lookup:
         row = self.store.checkpoints.find_one(transaction, id)
         return self.find_visible(transaction, row.external_session_id) if row is not None else None
 
-    def _find_by_tag(self, transaction: Reading, branch: StoredRow, name: str) -> StoredRow | None:
-        session_id = branch.external_session_id
-        tag = self.store.tags.find(transaction, session_id, name)
-        return self._find_by_id(transaction, session_id, tag.checkpoint_id) if tag is not None else None
-
     def _find_by_name(self, transaction: Reading, branch: StoredRow, name: str) -> StoredRow | None:
         """Find a checkpoint by its name: the newest on the path, else the only one elsewhere."""
-        branch_ids = [row.id for row in self.store.sessions.branches(transaction, branch.external_session_id)]
-        matches = self.store.checkpoints.find(
-            transaction, CHECKPOINT.c.internal_session_id.in_(branch_ids), CHECKPOINT.c.name == name
-        )
+        matches = self._find_checkpoints(transaction, branch, CHECKPOINT.c.name == name)
         if not matches:
             return None
         path_ids = self._path_checkpoint_ids(transaction, branch) if len(matches) > 1 else set()
@@ -367,10 +361,8 @@ class Lookup:
         found = f"branch {branch} has {existing}" if is_on_branch else f"there are {existing} on the path of {branch}"
         raise NotFound(f"{reference.text!r} does not exist: {found}.", Next("list_checkpoints", branch=branch))
 
-    def _reference_names(self, transaction: Reading, session_id: int) -> list[str]:
-        rows = self.store.sessions.branches(transaction, session_id)
-        named_checkpoints = self.store.checkpoints.find(
-            transaction, CHECKPOINT.c.internal_session_id.in_([r.id for r in rows]), CHECKPOINT.c.name.is_not(None)
-        )
-        tags = self.store.tags.all(transaction, session_id)
-        return [*(row.name for row in (*rows, *named_checkpoints)), *(tag.name for tag in tags)]
+    def _reference_names(self, transaction: Reading, branch: StoredRow) -> list[str]:
+        branches = self.store.sessions.branches(transaction, branch.external_session_id)
+        named_checkpoints = self._find_checkpoints(transaction, branch, CHECKPOINT.c.name.is_not(None))
+        tags = self.store.tags.all(transaction, branch.external_session_id)
+        return [*(row.name for row in (*branches, *named_checkpoints)), *(tag.name for tag in tags)]

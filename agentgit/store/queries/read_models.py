@@ -103,8 +103,8 @@ class ReadModels:
         def load() -> Mapping[str, Any]:
             with self.store.database.reading() as transaction:
                 self.authorize(transaction, row.external_session_id)
-                head = self.store.graphs.head(transaction, row.thread_id)
-                return self.store.read_state(transaction, row.thread_id, head.checkpoint_id if head else None)
+                newest = self.store.graphs.newest(transaction, row.thread_id)
+                return self.store.read_state(transaction, row.thread_id, newest.key.checkpoint_id if newest else None)
 
         return InternalSession.deferred(
             load,

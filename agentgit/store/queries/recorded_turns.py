@@ -6,13 +6,12 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 from sqlalchemy import and_, func, or_, select
 
 from agentgit.errors import InvalidInput
 from agentgit.langgraph_internals import TASKS
-from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.sql.transaction import Reading
@@ -28,7 +27,10 @@ from agentgit.store.threads.graph_rows import (
     RESUME,
     GraphCheckpoint,
     GraphKey,
+    PendingWrite,
     parse_graph_checkpoint,
+    parse_write,
+    parse_writes_by_checkpoint,
 )
 
 INPUT, COMMAND, UPDATE, CONTINUE = "input", "command", "update", "continue"
@@ -42,37 +44,25 @@ PAGE = 512
 """The number of graph checkpoints that are read at once."""
 
 
-class RecordedWrite(NamedTuple):
-    """A value that was written to a channel: the hash of the value, and the owner of its content."""
-
-    channel: str
-    value: bytes
-    session_id: int
-
-    @classmethod
-    def of(cls, row: Any) -> Self:
-        return cls(row.channel, row.value[:HASH_BYTES], row.external_session_id)
-
-
 @dataclass
 class TurnRecord:
     kind: str
-    writes: Sequence[RecordedWrite]
+    writes: Sequence[PendingWrite]
     before: GraphKey | None = None
     began: Sequence[datetime] = ()
     times: list[datetime] = field(default_factory=list)
     has_raised: bool = False
     has_failed: bool = False
-    pending: Sequence[RecordedWrite] = ()
+    pending: Sequence[PendingWrite] = ()
     as_node: str | None = None
 
 
 class RecordedQuestions(NamedTuple):
     """The questions of one task, and a person's answers to them."""
 
-    questions: Mapping[int, RecordedWrite]
-    last: RecordedWrite | None
-    answers: RecordedWrite | None
+    questions: Mapping[int, PendingWrite]
+    last: PendingWrite | None
+    answers: PendingWrite | None
     path: str
 
 
@@ -104,7 +94,7 @@ def read_turns(
             if source == "input":
                 versions = checkpoint.header["versions"]
                 changed = [name for name in input_channels if versions.get(name) != previous.get(name)]
-                found = [RecordedWrite(name, checkpoint.values[name], checkpoint.session_id) for name in changed]
+                found = [PendingWrite("", name, checkpoint.values[name], checkpoint.session_id) for name in changed]
                 turns.append(TurnRecord(INPUT, found, before, [time]))
             else:
                 turns = turns or [TurnRecord(CONTINUE, [], before)]
@@ -112,7 +102,7 @@ def read_turns(
                 turns[-1].has_failed = False
                 turns[-1].as_node = turns[-1].as_node or checkpoint.meta.get(AS_NODE)
                 turns[-1].pending = [
-                    RecordedWrite(name, key, checkpoint.session_id)
+                    PendingWrite("", name, key, checkpoint.session_id)
                     for name, key in checkpoint.values.items()
                     if name == TASKS or name.startswith(BRANCH_TO)
                 ]
@@ -137,28 +127,16 @@ FIRST_STEP = -1
 """LangGraph's number of the first step of a thread."""
 
 
-class _Write(NamedTuple):
-    task_id: str
-    path: str
-    channel: str
-    value: bytes
-    session_id: int
-
-
-def _turns_on(writes: Sequence[_Write], before: GraphKey) -> list[TurnRecord]:
+def _turns_on(writes: Sequence[PendingWrite], before: GraphKey) -> list[TurnRecord]:
     """Return the turns that began at a graph checkpoint with something else than new input."""
     given = [write for write in writes if write.task_id == NULL_TASK and write.channel != RESUME]
-    updates = [write for write in writes if write.path.startswith(UPDATE_PATH)]
-    return [
-        TurnRecord(kind, [RecordedWrite(write.channel, write.value, write.session_id) for write in group], before)
-        for kind, group in ((COMMAND, given), (UPDATE, updates))
-        if group
-    ]
+    updates = [write for write in writes if write.task_path.startswith(UPDATE_PATH)]
+    return [TurnRecord(kind, group, before) for kind, group in ((COMMAND, given), (UPDATE, updates)) if group]
 
 
 def _read_path(
     store: Store, transaction: Reading, branch: StoredRow
-) -> Iterator[tuple[GraphCheckpoint, list[_Write], bool]]:
+) -> Iterator[tuple[GraphCheckpoint, list[PendingWrite], bool]]:
     """Yield the graph checkpoints of a path, what callers and failed tasks wrote there, and whether it is no copy."""
     lineage = [segment.branch for segment in store.sessions.lineage(transaction, branch)]
     for row, child in zip(lineage, [*lineage[1:], None], strict=True):
@@ -194,7 +172,7 @@ def first_id(transaction: Reading, branch: StoredRow) -> str | None:
     return next((one.key.checkpoint_id for one in _read_thread(transaction, branch.thread_id, 1)), None)
 
 
-def _read_writes(transaction: Reading, branch: StoredRow) -> dict[str, list[_Write]]:
+def _read_writes(transaction: Reading, branch: StoredRow) -> dict[str, list[PendingWrite]]:
     columns = GRAPH_WRITE.c
     is_read = or_(
         columns.task_id == NULL_TASK,
@@ -202,12 +180,7 @@ def _read_writes(transaction: Reading, branch: StoredRow) -> dict[str, list[_Wri
         columns.task_path.startswith(UPDATE_PATH, autoescape=True),
     )
     query = select(GRAPH_WRITE).where(columns.thread_id == branch.thread_id, columns.ns == "", is_read)
-    writes: dict[str, list[_Write]] = {}
-    rows = transaction.execute(query).all()
-    for row in sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx)):
-        write = _Write(row.task_id, row.task_path, row.channel, row.value[:HASH_BYTES], row.external_session_id)
-        writes.setdefault(row.checkpoint_id, []).append(write)
-    return writes
+    return parse_writes_by_checkpoint(transaction.execute(query))
 
 
 def read_questions(
@@ -237,7 +210,7 @@ def read_questions(
         if row.task_id in callers:
             continue
         root = row.ns.partition("|")[0].partition(":")[2] or row.task_id
-        key, write = f"{row.ns}/{row.checkpoint_id}/{row.task_id}", RecordedWrite.of(row)
+        key, write = f"{row.ns}/{row.checkpoint_id}/{row.task_id}", parse_write(row)
         task = tasks.setdefault(key, RecordedQuestions({}, None, None, task_place(paths.get(root, ""))))
         if row.channel == RESUME:
             tasks[key] = task._replace(answers=write)

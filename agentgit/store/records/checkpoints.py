@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from reprlib import repr as short_repr
@@ -14,11 +14,13 @@ from agentgit.checkpoints.queries import Tag
 from agentgit.errors import Conflict, InvalidInput, NotFound
 from agentgit.next_steps import Next
 from agentgit.store.audit.trail import record_event
+from agentgit.store.records.journal import UNBOUNDED
 from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.rows import rows_with, value_of
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, TAG
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import CompiledUpdate, insert_rows, update_rows
@@ -112,28 +114,13 @@ class CheckpointStore:
         is_imported: bool = False,
     ) -> int:
         """Store a checkpoint, make it the head of its branch, and return its id. An import records one event."""
-        checkpoint_id = label.id or new_id()
+        checkpoint_id, created_at = label.id or new_id(), label.created_at or datetime.now(UTC)
         if last_number is None:
             last_number = int(_LAST_NUMBER.all(transaction, {"branch": branch_id})[0].number or 0)
-        row: dict[str, Any] = {
-            "id": checkpoint_id,
-            "internal_session_id": branch_id,
-            "number": last_number + 1,
-            "name": label.name,
-            "description": label.description,
-            "kind": label.kind,
-            "is_auto": label.kind != "named",
-            "user_id": label.user_id,
-            "created_at": label.created_at or datetime.now(UTC),
-            "graph_checkpoint_id": state.graph_checkpoint_id,
-            "state_hash": state.state_hash,
-            "position": state.position,
-            "message_count": state.message_count,
-            "restore_point": label.restore_point,
-            "data": to_json(label.data) if label.data is not None else None,
-            "workspace_snapshot_id": state.workspace_snapshot_id,
-            "pending": state.pending,
-        }
+        place = {"id": checkpoint_id, "internal_session_id": branch_id, "number": last_number + 1}
+        data = to_json(label.data) if label.data is not None else None
+        changed = {"created_at": created_at, "data": data, "is_auto": label.kind != "named"}
+        row = {**vars(state), **vars(label), **place, **changed}
         with span("agentgit.checkpoint", agentgit_checkpoint_kind=label.kind) as checkpoint_span:
             _ADD.run(transaction, row)
             if moves_head:
@@ -216,12 +203,10 @@ class CheckpointStore:
 
     def on_path(self, transaction: Reading, path: Sequence[Segment]) -> Sequence[StoredRow]:
         """Read the checkpoints along a path, oldest first."""
-        conditions = []
-        for segment in path:
-            condition = CHECKPOINT.c.internal_session_id == segment.branch.id
-            last_number = segment.last_number
-            conditions.append(condition if last_number is None else and_(condition, CHECKPOINT.c.number <= last_number))
-        return self.find(transaction, or_(*conditions))
+        c = CHECKPOINT.c
+        last_numbers = {one.branch.id: UNBOUNDED if one.last_number is None else one.last_number for one in path}
+        parts = [and_(c.internal_session_id == id, c.number <= number) for id, number in last_numbers.items()]
+        return self.find(transaction, or_(*parts))
 
     def delete(self, transaction: Writing, session_id: int, ids: Sequence[int], user_id: int | None = None) -> None:
         """Delete checkpoints of a session. A reference to one of them refuses it."""
@@ -254,14 +239,16 @@ class TagStore:
         """Add a tag to a checkpoint. No-op if the checkpoint has it already."""
         tag = self.find(transaction, checkpoint.external_session_id, name)
         if tag is None:
-            row = {
-                "external_session_id": checkpoint.external_session_id,
-                "name": name,
-                "checkpoint_id": checkpoint.id,
-                "description": description,
-                "user_id": user_id,
-                "created_at": datetime.now(UTC),
-            }
+            tag = Tag(
+                name=name,
+                checkpoint_id=checkpoint.id,
+                reference=f"{checkpoint.branch_name}#{checkpoint.number}",
+                description=description,
+                user_id=user_id,
+                created_at=datetime.now(UTC),
+            )
+            row = {**vars(tag), "external_session_id": checkpoint.external_session_id}
+            del row["reference"]
             insert_rows(transaction, TAG, row)
             record_event(
                 transaction,
@@ -271,8 +258,6 @@ class TagStore:
                 name=name,
                 checkpoint=checkpoint.id,
             )
-            tag = self.find(transaction, checkpoint.external_session_id, name)
-            assert tag is not None  # noqa: S101  # the row was just added
         if tag.checkpoint_id != checkpoint.id:
             raise Conflict(f"{tag.reference} already has the tag {name!r}.", Next("untag", name=name))
         return tag
@@ -295,19 +280,11 @@ class TagStore:
 
     def names_of(self, transaction: Reading, checkpoint_ids: Sequence[int]) -> dict[int, list[str]]:
         """Return the tag names of these checkpoints by checkpoint id; checkpoints without tags are left out."""
-        names_by_checkpoint: dict[int, list[str]] = {}
-        for part in slices(checkpoint_ids):
-            for row in transaction.execute(_SELECT_NAMES, {"ids": part}):
-                names_by_checkpoint.setdefault(row.checkpoint_id, []).append(row.name)
-        return {checkpoint_id: sorted(names) for checkpoint_id, names in names_by_checkpoint.items()}
+        return _group_names(rows_with(transaction, _SELECT_NAMES, TAG.c.checkpoint_id, checkpoint_ids))
 
     def names_by_checkpoint(self, transaction: Reading, session_id: int) -> dict[int, list[str]]:
         """Return the tag names of a session by checkpoint id; checkpoints without tags are left out."""
-        names_by_checkpoint: dict[int, list[str]] = {}
-        query = select(TAG.c.checkpoint_id, TAG.c.name).where(TAG.c.external_session_id == session_id)
-        for row in transaction.execute(query.order_by(TAG.c.name)):
-            names_by_checkpoint.setdefault(row.checkpoint_id, []).append(row.name)
-        return names_by_checkpoint
+        return _group_names(transaction.execute(_SELECT_NAMES.where(TAG.c.external_session_id == session_id)))
 
     def _tag_conditions(self, session_id: int, name: str) -> tuple[Any, ...]:
         return TAG.c.external_session_id == session_id, TAG.c.name == name
@@ -318,15 +295,15 @@ _SELECT_TAGS = select(TAG, CHECKPOINT.c.number, BRANCH.c.name.label("branch_name
         BRANCH, BRANCH.c.id == CHECKPOINT.c.internal_session_id
     )
 )
-_SELECT_NAMES = select(TAG.c.checkpoint_id, TAG.c.name).where(TAG.c.checkpoint_id.in_(bindparam("ids", expanding=True)))
+_SELECT_NAMES = select(TAG.c.checkpoint_id, TAG.c.name)
+
+
+def _group_names(rows: Iterable[StoredRow]) -> dict[int, list[str]]:
+    names_by_checkpoint: dict[int, list[str]] = {}
+    for row in sorted(rows, key=lambda row: row.name):
+        names_by_checkpoint.setdefault(row.checkpoint_id, []).append(row.name)
+    return names_by_checkpoint
 
 
 def _tag_from_row(row: StoredRow) -> Tag:
-    return Tag(
-        name=row.name,
-        checkpoint_id=row.checkpoint_id,
-        reference=f"{row.branch_name}#{row.number}",
-        description=row.description,
-        user_id=row.user_id,
-        created_at=row.created_at,
-    )
+    return value_of(Tag, row, reference=f"{row.branch_name}#{row.number}")

@@ -6,13 +6,12 @@ from datetime import UTC, datetime
 from typing import Any
 
 from sqlalchemy import delete, select, update
-from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.store.database import Database
-from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encrypted_columns import count_values_by_key
 from agentgit.store.sql.encryption import Seal, missing_key, parse_key_name
+from agentgit.store.sql.rows import insert_missing
 from agentgit.store.sql.tables import ENCRYPTION_KEY
 from agentgit.store.sql.transaction import Reading, Writing
 
@@ -91,9 +90,4 @@ def _is_full_proof(seal: Seal, name: str, proof: bytes) -> bool:
     return plaintext == _WHOLE
 
 
-_ADD = CompiledStatement(
-    {
-        "sqlite": sqlite.insert(ENCRYPTION_KEY).on_conflict_do_nothing(),
-        "postgresql": postgresql.insert(ENCRYPTION_KEY).on_conflict_do_nothing(),
-    }
-)
+_ADD = insert_missing(ENCRYPTION_KEY)

@@ -18,7 +18,6 @@ from typing import Any, NamedTuple
 
 from sqlalchemy import (
     ColumnElement,
-    Integer,
     Row,
     and_,
     bindparam,
@@ -52,11 +51,11 @@ from agentgit.effects.invocation import (
 from agentgit.effects.kinds import RECORDED_KINDS, Kind, kind_of
 from agentgit.errors import Conflict, Corrupt
 from agentgit.store.audit.trail import EPOCH, know_names, record_event
-from agentgit.store.sql.batch import slices
 from agentgit.store.sql.columns import bind_row
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row, unreadable_row
 from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.rows import rows_with, value_of
 from agentgit.store.sql.tables import (
     BRANCH,
     LOGGED_STATUSES,
@@ -90,6 +89,10 @@ NEXT_LOGGED = {status: _next_logged(status) for status in sorted(LOGGED_STATUSES
 
 AUDITED_STATUSES = LOGGED_STATUSES | {REVERSE_FAILED}
 """The statuses that are recorded in the audit trail."""
+
+
+UNBOUNDED = 2**31 - 1
+"""A number greater than that of any call or checkpoint on a branch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -147,10 +150,8 @@ class CallTally(NamedTuple):
     calls: int
     next_batch: int
 
-    @classmethod
-    def from_row(cls, row: Any) -> CallTally:
-        """Create a tally from a row with the number of calls and the last batch."""
-        return cls(row.calls, 0 if row.batch is None else row.batch + 1)
+
+_OLDEST_FIRST, NEWEST_FIRST = (TOOL_INVOCATION.c.id,), (TOOL_INVOCATION.c.id.desc(),)
 
 
 class Journal:
@@ -179,59 +180,31 @@ class Journal:
         self, transaction: Writing, calls: Sequence[tuple[Intent, CallOutcome]], first_arrival: int, last_seq: int
     ) -> int:
         """Record calls that were made elsewhere, and the last event of each; return the last number of the log."""
-        for arrival, (intent, outcome) in enumerate(calls, first_arrival):
-            row = {**self._call_row(intent, outcome, arrival), "owner": None}
-            if outcome.result is not None:  # also of a call that was reversed later
-                row["result"] = to_json(outcome.result)
-            _ADD.run(transaction, row)
-            if intent.effect.is_neutral or outcome.status not in LAST_LOGGED_STATUSES:
-                continue
-            last_seq += 1
-            entry = {
-                "external_session_id": intent.session_id,
-                "seq": last_seq,
-                "invocation_id": row["id"],
-                "action": LAST_LOGGED_STATUSES[outcome.status][0],
-                "operation_id": None,
-                "created_at": outcome.ended_at or intent.started_at,
-            }
-            _ADD_LOG_ENTRY.run(transaction, entry)
+        if calls:
+            self.add(transaction, calls, first_arrival)
+        for intent, outcome in calls:
+            if not intent.effect.is_neutral and outcome.status in LAST_LOGGED_STATUSES:
+                last_seq += 1
+                entry = {
+                    "external_session_id": intent.session_id,
+                    "seq": last_seq,
+                    "invocation_id": intent.id,
+                    "action": LAST_LOGGED_STATUSES[outcome.status][0],
+                    "operation_id": None,
+                    "created_at": outcome.ended_at or intent.started_at,
+                }
+                _ADD_LOG_ENTRY.run(transaction, entry)
         return last_seq
 
     def _call_row(self, intent: Intent, outcome: CallOutcome | None, arrival: int) -> dict[str, Any]:
-        return {
-            "id": intent.id,
-            "external_session_id": intent.session_id,
-            "internal_session_id": intent.branch_id,
-            "arrival": arrival,
-            "batch": intent.batch,
-            "batch_index": intent.batch_index,
-            "tool_name": intent.tool_name,
-            "tool_call_id": intent.tool_call_id,
-            "effect": intent.effect,
-            "status": outcome.status if outcome else INTENDED,
-            "args": to_json(intent.args),
-            "undo": intent.undo,
-            "verify": intent.verify,
-            "precheck": intent.precheck,
-            "tool_path": intent.tool_path,
-            "enclosing": intent.enclosing,
-            "idempotency_key": intent.idempotency_key,
-            "identity": intent.identity,
-            "owner": intent.owner,
-            "started_at": intent.started_at,
-            "kind": intent.kind,
-            "replay_of": intent.replay_of,
-            "made_on": intent.made_on,
-            "task": intent.task,
-            "parent_id": intent.parent_id,
-            **(_outcome_columns(outcome) if outcome else NO_OUTCOME),
-        }
+        row = {**vars(intent), "args": to_json(intent.args), "arrival": arrival, "owner": intent.owner or None}
+        row["external_session_id"], row["internal_session_id"] = row.pop("session_id"), row.pop("branch_id")
+        outcome_columns = _outcome_columns(outcome) if outcome else NO_OUTCOME
+        return {**row, "status": outcome.status if outcome else INTENDED, **outcome_columns}
 
     def next_arrival(self, transaction: Reading, branch_id: int) -> int:
         """Return the arrival number of the next call of a branch."""
-        last = _LAST_ARRIVAL.all(transaction, {"branch": branch_id})[0].arrival
-        return 0 if last is None else int(last) + 1
+        return int(_NEXT_ARRIVAL.all(transaction, {"branch": branch_id})[0].arrival)
 
     def end(
         self, transaction: Writing, invocation_id: int, outcome: CallOutcome, *, is_past: bool = False
@@ -241,11 +214,9 @@ class Journal:
         if outcome.answers is None:
             del values["answers"]  # what the call had used when it was last heard of stays
         row = self._change_status(transaction, invocation_id, outcome.status, **values)
-        if not kind_of(row.effect).is_neutral:
-            if not is_past:
-                self._record_audit_event(transaction, row, outcome.status, None)
-            return self._append_to_world_log(transaction, row, outcome.status, None)
-        return None
+        if kind_of(row.effect).is_neutral:
+            return None
+        return self._log(transaction, row, outcome.status, is_past=is_past)
 
     def calls_of_turn(self, transaction: Reading, branch_id: int, owner: str) -> dict[int, str]:
         """Return the statuses of the calls that a turn has recorded, by their ids."""
@@ -275,8 +246,7 @@ class Journal:
         """Change the status of an invocation, if the journal allows this transition."""
         values = {"result": to_json(result)} if result is not None else {}
         row = self._change_status(transaction, invocation_id, status, owner=owner, error_message=error, **values)
-        self._record_audit_event(transaction, row, status, operation_id)
-        self._append_to_world_log(transaction, row, status, operation_id)
+        self._log(transaction, row, status, operation_id)
 
     def set_error_message(self, transaction: Writing, call: ToolInvocation, error: str | None) -> None:
         """Replace the error message of a call whose outcome is unknown. No-op if its status has changed meanwhile."""
@@ -292,9 +262,10 @@ class Journal:
         new_parameters = {f"new_{name}": bound[name] for name in values}
         row: Row[Any] | None = _moving(status, tuple(values)).first(transaction, parameters | new_parameters)
         if row is None:
-            row = transaction.execute(_SELECT_INVOCATION, parameters).first()
-            if row is None:
+            rows = self.load_rows(transaction, TOOL_INVOCATION.c.id == invocation_id)
+            if not rows:
                 raise missing_row("tool invocation", invocation_id)
+            row = rows[0]
             raise Conflict(
                 f"Invocation {invocation_id} ({row.tool_name}) is {row.status} and cannot become {status}: it was "
                 "changed in the meantime. Plan the rollback again."
@@ -302,8 +273,17 @@ class Journal:
         know_names(transaction, row.internal_session_id, lambda: row)
         return row
 
-    def _record_audit_event(self, transaction: Writing, row: Row[Any], action: str, operation_id: int | None) -> None:
-        if action in AUDITED_STATUSES:
+    def _log(
+        self,
+        transaction: Writing,
+        row: Row[Any],
+        action: str,
+        operation_id: int | None = None,
+        *,
+        is_past: bool = False,
+    ) -> int | None:
+        """Record an event, and return the number of the entry that it added to the world log, if it did."""
+        if action in AUDITED_STATUSES and not is_past:
             record_event(
                 transaction,
                 f"call.{action}",
@@ -314,10 +294,6 @@ class Journal:
                 ran=row.kind,
                 operation=operation_id,
             )
-
-    def _append_to_world_log(
-        self, transaction: Writing, row: Row[Any], action: str, operation_id: int | None
-    ) -> int | None:
         if action not in LOGGED_STATUSES:
             return None
         entry = {
@@ -333,11 +309,11 @@ class Journal:
 
     def tally(self, transaction: Reading, branch_id: int) -> CallTally:
         """Count the calls that a branch made itself."""
-        return CallTally.from_row(_SELECT_TALLY.all(transaction, {"branch": branch_id})[0])
+        return value_of(CallTally, _SELECT_TALLY.first(transaction, {"branch": branch_id}))
 
     def count(self, transaction: Reading, branch_id: int, *, before_batch: int | None) -> int:
         """Count the calls that a branch made itself before a batch; `before_batch=None` counts all."""
-        batch_limit = 2**31 - 1 if before_batch is None else before_batch
+        batch_limit = UNBOUNDED if before_batch is None else before_batch
         return int(transaction.execute(_COUNT_CALLS, {"branch": branch_id, "until": batch_limit}).scalar_one())
 
     def have_ended(self, transaction: Reading, thread: str, tool_call_ids: Sequence[str]) -> bool:
@@ -374,8 +350,7 @@ class Journal:
 
         These are the newest run of each call that ran again, and each call that answered others and is or was not done.
         """
-        parameters = {"session": session_id}
-        rows = _SELECT_NEWEST_RUNS.all(transaction, parameters)
+        rows = _SELECT_NEWEST_RUNS.all(transaction, {"session": session_id})
         redone = {row.replay_of: row for row in rows if row.kind == REDO}
         return {row.id: row for row in rows if row.kind != REDO} | redone
 
@@ -411,28 +386,26 @@ class Journal:
     def _run_counts(self, transaction: Reading, rows: Sequence[Row[Any]]) -> dict[int, int]:
         """Return how often the tool of each call started; only for calls that received an answer of a person."""
         answered_ids = [row.id for row in rows if row.answers is not None]
-        counted_rows = [
-            row for part in slices(answered_ids) for row in transaction.execute(_COUNT_PAUSED_RUNS, {"ids": part})
-        ]
+        counted_rows = rows_with(transaction, _COUNT_PAUSED_RUNS, TOOL_INVOCATION.c.id, answered_ids)
         return {row.id: row.paused + 1 for row in counted_rows}
 
-    def last_arrival(self, transaction: Reading, part: TrackPart) -> int:
-        """Return the arrival number of the last call of a track part; -1 if the part has no calls."""
-        if part.count == 0:
-            return -1
-        if part.count is None:
-            return 2**31 - 1
-        parameters = {"branch": part.branch_id, "before": part.count - 1}
-        row = _SELECT_NTH_ARRIVAL.first(transaction, parameters)
-        return int(row.arrival) if row is not None else 2**31 - 1
+    def is_recorded_on(self, path: Sequence[TrackPart]) -> ColumnElement[bool]:
+        """Return the condition for the calls that a path recorded."""
+        return or_(false(), *(self._is_recorded_on_part(part) for part in path if part.count != 0))
+
+    def _is_recorded_on_part(self, part: TrackPart) -> ColumnElement[bool]:
+        c, own = TOOL_INVOCATION.c, _other_call.c
+        last = select(own.arrival).where(own.internal_session_id == part.branch_id, own.status != PAUSED)
+        last = last.where(own.kind != REDO).order_by(own.arrival).limit(1).offset((part.count or 1) - 1)
+        last_arrival = UNBOUNDED if part.count is None else func.coalesce(last.scalar_subquery(), UNBOUNDED)
+        return and_(c.internal_session_id == part.branch_id, c.kind != REDO, c.arrival <= last_arrival)
 
     def invocations_from_rows(self, transaction: Reading, rows: Sequence[Row[Any]]) -> list[ToolInvocation]:
         """Convert rows to values from the view of the branches that recorded them, with positions on those tracks.
 
         A redo gets the position and the tool call id of the call that it repeats.
         """
-        repeated_ids = {row.replay_of for row in rows if row.kind == REDO}
-        repeated_rows = self._load_rows(transaction, sorted(repeated_ids))
+        repeated_rows = self._load_rows_of(transaction, {row.replay_of for row in rows if row.kind == REDO})
         calls = self._invocations_from_rows(transaction, [*rows, *repeated_rows])
         places = {call.id: call for call in calls[len(rows) :]}
         return [
@@ -449,9 +422,8 @@ class Journal:
                 ids_by_branch.setdefault(row.internal_session_id, []).append(row.id)
         ranks: dict[int, int] = {}
         for branch_id, ids in ids_by_branch.items():
-            for part in slices(ids):
-                ranked_rows = transaction.execute(_SELECT_RANKS, {"branch": branch_id, "ids": part})
-                ranks.update((row.id, row.rank) for row in ranked_rows)
+            ranked_rows = rows_with(transaction, _SELECT_RANKS, _ranked.c.id, ids, branch=branch_id)
+            ranks |= {row.id: row.rank for row in ranked_rows}
         runs = self._run_counts(transaction, rows)
         return [
             _invocation_from_row(
@@ -460,18 +432,27 @@ class Journal:
             for row in rows
         ]
 
+    def load_rows(self, transaction: Reading, *conditions: Any, order: Sequence[Any] = _OLDEST_FIRST) -> list[Row[Any]]:
+        """Read the rows of calls, each with the number of calls that its branch inherits."""
+        return [*transaction.execute(_WITH_INHERITED.where(*conditions).order_by(*order))]
+
+    def find(
+        self, transaction: Reading, *conditions: Any, order: Sequence[Any] = _OLDEST_FIRST
+    ) -> list[ToolInvocation]:
+        """Read calls from the view of the branches that recorded them."""
+        return self.invocations_from_rows(transaction, self.load_rows(transaction, *conditions, order=order))
+
     def invocation(self, transaction: Reading, invocation_id: int) -> ToolInvocation | None:
         """Read one invocation from the view of the branch that recorded it; None if it does not exist."""
         return self.invocations(transaction, [invocation_id]).get(invocation_id)
 
     def invocations(self, transaction: Reading, ids: Sequence[int]) -> dict[int, ToolInvocation]:
         """Read several invocations by id, each from the view of the branch that recorded it."""
-        return {call.id: call for call in self.invocations_from_rows(transaction, self._load_rows(transaction, ids))}
+        return {call.id: call for call in self.invocations_from_rows(transaction, self._load_rows_of(transaction, ids))}
 
-    def _load_rows(self, transaction: Reading, ids: Sequence[int]) -> Sequence[Row[Any]]:
-        id = TOOL_INVOCATION.c.id
-        query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH).order_by(id)
-        return [row for part in slices(sorted(ids)) for row in transaction.execute(query.where(id.in_(part)))]
+    def _load_rows_of(self, transaction: Reading, ids: Iterable[int]) -> Sequence[Row[Any]]:
+        query = _WITH_INHERITED.order_by(TOOL_INVOCATION.c.id)
+        return rows_with(transaction, query, TOOL_INVOCATION.c.id, ids)
 
     def ids_in_reversal(self, transaction: Reading, session_id: int, owner: str | None) -> list[int]:
         """Return the ids of the invocations of a session that this owner was reversing, even if it is dead."""
@@ -491,31 +472,23 @@ def acts(effect: ColumnElement[str]) -> ColumnElement[bool]:
     return and_(*(effect != kind for kind in RECORDED_KINDS if kind.is_neutral))
 
 
+_other_call = TOOL_INVOCATION.alias("other_call")
 IS_ON_TRACK = and_(TOOL_INVOCATION.c.status != PAUSED, TOOL_INVOCATION.c.kind != REDO)
 """The condition for calls with a place on the track: not paused, and not run again in place of another call."""
 
 # The statements of every turn and call are built once, because building one takes as long as running it.
 _is_in_branch = TOOL_INVOCATION.c.internal_session_id == bindparam("branch")
 _ADD = CompiledStatement(insert(TOOL_INVOCATION))
-_LAST_ARRIVAL = CompiledStatement(select(func.max(TOOL_INVOCATION.c.arrival).label("arrival")).where(_is_in_branch))
-_SELECT_NTH_ARRIVAL = CompiledStatement(
-    select(TOOL_INVOCATION.c.arrival)
-    .where(_is_in_branch, IS_ON_TRACK)
-    .order_by(TOOL_INVOCATION.c.arrival)
-    .limit(1)
-    .offset(bindparam("before", type_=Integer))
-)
+_next_arrival = func.coalesce(func.max(TOOL_INVOCATION.c.arrival) + 1, 0)
+_NEXT_ARRIVAL = CompiledStatement(select(_next_arrival.label("arrival")).where(_is_in_branch))
+_next_batch = func.coalesce(func.max(TOOL_INVOCATION.c.batch) + 1, 0)
 _SELECT_TALLY = CompiledStatement(
-    select(func.count(case((IS_ON_TRACK, 1))).label("calls"), func.max(TOOL_INVOCATION.c.batch).label("batch")).where(
-        _is_in_branch
-    )
+    select(func.count(case((IS_ON_TRACK, 1))).label("calls"), _next_batch.label("next_batch")).where(_is_in_branch)
 )
 _of_branch = TOOL_INVOCATION.c.internal_session_id == BRANCH.c.id
 CALLS = select(func.count()).where(_of_branch, IS_ON_TRACK).correlate(BRANCH).scalar_subquery()
-LAST_BATCH = select(func.max(TOOL_INVOCATION.c.batch)).where(_of_branch).correlate(BRANCH).scalar_subquery()
-LAST_ARRIVAL_OF_BRANCH = (
-    select(func.max(TOOL_INVOCATION.c.arrival)).where(_of_branch).correlate(BRANCH).scalar_subquery()
-)
+NEXT_BATCH = select(_next_batch).where(_of_branch).correlate(BRANCH).scalar_subquery()
+NEXT_ARRIVAL_OF_BRANCH = select(_next_arrival).where(_of_branch).correlate(BRANCH).scalar_subquery()
 LAST_SEQ_OF_BRANCH = (
     select(func.max(WORLD_LOG.c.seq))
     .where(WORLD_LOG.c.external_session_id == BRANCH.c.external_session_id)
@@ -593,7 +566,6 @@ _COUNT_PAUSED_RUNS = (
             _paused.c.arrival < TOOL_INVOCATION.c.arrival,
         ),
     )
-    .where(TOOL_INVOCATION.c.id.in_(bindparam("ids", expanding=True)))
     .group_by(TOOL_INVOCATION.c.id)
 )
 
@@ -609,13 +581,13 @@ _ranked = (
     .where(_is_in_branch, IS_ON_TRACK)
     .subquery()
 )
-_SELECT_RANKS = select(_ranked.c.id, _ranked.c.rank).where(_ranked.c.id.in_(bindparam("ids", expanding=True)))
+_SELECT_RANKS = select(_ranked.c.id, _ranked.c.rank)
 WITH_BRANCH = TOOL_INVOCATION.join(
     BRANCH,
     BRANCH.c.id == TOOL_INVOCATION.c.internal_session_id,
 )
+_WITH_INHERITED = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH)
 _is_invocation = TOOL_INVOCATION.c.id == bindparam("invocation")
-_SELECT_INVOCATION = select(TOOL_INVOCATION).where(_is_invocation)
 _ADD_LOG_ENTRY = CompiledStatement(insert(WORLD_LOG))
 _next_seq = func.coalesce(func.max(WORLD_LOG.c.seq), 0) + 1
 _next_entry = select(
@@ -691,34 +663,10 @@ def _replace_run(row: Row[Any], call: ToolInvocation, run: Row[Any]) -> ToolInvo
 
 def _invocation_from_row(row: Row[Any], branch_id: int, position: int, runs: int) -> ToolInvocation:
     """Convert a row to a value. On a branch other than its own, the call appears as a replay of itself."""
-    is_own = row.internal_session_id == branch_id
     try:
         args, result = as_object(row.args), stored_json(row.result) if row.result is not None else None
     except Corrupt as error:
         raise unreadable_row("tool_invocation", row.id) from error
-    return ToolInvocation(
-        id=row.id,
-        internal_session_id=branch_id,
-        position=position,
-        tool_name=row.tool_name,
-        args=args,
-        result=result,
-        error_message=row.error_message,
-        status=row.status,
-        effect=row.effect,
-        tool_call_id=row.tool_call_id,
-        started_at=row.started_at,
-        ended_at=row.ended_at,
-        replay_of=row.replay_of if is_own else row.id,
-        idempotency_key=row.idempotency_key,
-        undo=row.undo,
-        verify=row.verify,
-        precheck=row.precheck,
-        tool_path=row.tool_path,
-        enclosing=row.enclosing,
-        kind=row.kind,
-        identity=row.identity,
-        made_on=row.made_on,
-        parent_id=row.parent_id,
-        runs=runs,
-    )
+    replay_of = row.replay_of if row.internal_session_id == branch_id else row.id
+    given = {"internal_session_id": branch_id, "position": position, "replay_of": replay_of, "runs": runs}
+    return value_of(ToolInvocation, row, args=args, result=result, **given)

@@ -15,14 +15,12 @@ from sqlalchemy import Boolean, Select, bindparam, func, select, tuple_
 
 from agentgit.checkpoints.queries import FIRST_TIME_CURSOR, Filter, TimeCursor
 from agentgit.store.records.checkpoints import CHECKPOINT_WITH_BRANCH
+from agentgit.store.records.journal import UNBOUNDED
 from agentgit.store.records.sessions import Segment, StoredRow
-from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
+from agentgit.store.sql.rows import rows_with
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.sql.transaction import Reading
-
-UNBOUNDED = 2**31 - 1
-"""A number greater than that of any checkpoint on a branch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +31,10 @@ class LogPart:
 
 
 def parts_of_path(path: Sequence[Segment], *, with_branch_points: bool = False) -> list[LogPart]:
-    branch_point_ids = [segment.branch.branch_point_id for segment in path[1:]]
-    newest_ids = [*branch_point_ids, path[-1].branch.head_id]
+    newest_ids = [*(one.branch.branch_point_id for one in path[1:]), path[-1].branch.head_id]
     last_numbers = [UNBOUNDED if one.last_number is None else one.last_number + with_branch_points for one in path]
-    return [
-        LogPart(
-            branch_id=one.branch.id,
-            last_number=last_number,
-            newest_id=newest_id,
-        )
-        for one, newest_id, last_number in zip(path, newest_ids, last_numbers, strict=True)
-    ]
+    places = zip(path, last_numbers, newest_ids, strict=True)
+    return [LogPart(branch_id=one.branch.id, last_number=last, newest_id=newest) for one, last, newest in places]
 
 
 def parts_of_branches(branches: Iterable[StoredRow]) -> list[LogPart]:
@@ -65,17 +56,15 @@ class LogStore:
         """Read checkpoints, newest first, each with the name, thread and session of its branch."""
         query = _page_query(_filter_fields(log_filter))
         page_rows: list[StoredRow] = []
-        for upper_bound, part in sorted(
-            self._with_upper_bounds(transaction, parts), key=lambda pair: pair[0], reverse=True
-        ):
+        page_place = {"at": after.at, "last": after.id, "limit": limit}
+        ids = [part.newest_id for part in parts if part.newest_id is not None] if len(parts) > 1 else []
+        newest_rows = rows_with(transaction, select(_C.id, _C.created_at), _C.id, ids)
+        upper_bounds = {row.id: _cursor_of(row) for row in newest_rows}
+        bounded_parts = [(upper_bounds.get(part.newest_id or 0, FIRST_TIME_CURSOR), part) for part in parts]
+        for upper_bound, part in sorted(bounded_parts, key=lambda pair: pair[0], reverse=True):
             if len(page_rows) == limit and _cursor_of(page_rows[-1]) > upper_bound:
                 break
-            parameters = self._parameters(part, log_filter, tagged_id) | {
-                "at": after.at,
-                "last": after.id,
-                "limit": limit,
-            }
-            rows = query.all(transaction, parameters)
+            rows = query.all(transaction, self._parameters(part, log_filter, tagged_id) | page_place)
             page_rows = sorted([*page_rows, *rows], key=_cursor_of, reverse=True)[:limit]
         return page_rows
 
@@ -93,15 +82,6 @@ class LogStore:
                 return row
             steps -= _count_query(()).all(transaction, parameters)[0].count
         return None
-
-    def _with_upper_bounds(self, transaction: Reading, parts: Sequence[LogPart]) -> list[tuple[TimeCursor, LogPart]]:
-        """Pair each part with an upper bound of the marks of its checkpoints."""
-        ids = [part.newest_id for part in parts if part.newest_id is not None] if len(parts) > 1 else []
-        cursors: dict[int, TimeCursor] = {}
-        for id_slice in slices(ids):
-            rows = transaction.execute(_SELECT_TIMES, {"ids": id_slice})
-            cursors.update((row.id, TimeCursor(row.created_at, row.id)) for row in rows)
-        return [(cursors.get(part.newest_id or 0, FIRST_TIME_CURSOR), part) for part in parts]
 
     def _parameters(self, part: LogPart, log_filter: Filter, tagged_id: int | None) -> dict[str, Any]:
         values = {name: value for name, value in asdict(log_filter).items() if value is not None}
@@ -132,7 +112,6 @@ _PART_CONDITIONS = (_C.internal_session_id == bindparam("branch"), _C.number <= 
 _SELECT_ANCESTOR = CompiledStatement(
     CHECKPOINT_WITH_BRANCH.where(*_PART_CONDITIONS).order_by(_C.number.desc()).limit(1).offset(bindparam("steps"))
 )
-_SELECT_TIMES = select(_C.id, _C.created_at).where(_C.id.in_(bindparam("ids", expanding=True)))
 
 
 def _conditions(filter_fields: tuple[str, ...]) -> list[Any]:

@@ -18,6 +18,7 @@ from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResu
 from agentgit.store.sql.driver_errors import missing_row
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.process import LEASE_END, LeasedRow, Leases
+from agentgit.store.sql.rows import value_of
 from agentgit.store.sql.tables import OPERATION
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import CompiledUpdate, queue_insert, update_rows
@@ -29,11 +30,11 @@ NO_REPORT: Mapping[str, Any] = {}
 @dataclass(frozen=True, kw_only=True)
 class NewOperation:
     kind: str
-    session_id: int
+    external_session_id: int
     user_id: int
     source_id: int
     target_id: int | None
-    branch_id: int
+    internal_session_id: int
     request_id: str | None
     request: Mapping[str, Any]
 
@@ -59,14 +60,9 @@ class OperationStore:
     def _insert(self, transaction: Writing, new_operation: NewOperation, **state: Any) -> int:
         operation_id = new_id()
         row = {
+            **vars(new_operation),
             "id": operation_id,
-            "external_session_id": new_operation.session_id,
-            "user_id": new_operation.user_id,
-            "kind": new_operation.kind,
             "request_id": new_operation.request_id or str(operation_id),
-            "source_id": new_operation.source_id,
-            "target_id": new_operation.target_id,
-            "internal_session_id": new_operation.branch_id,
             "request": to_json(new_operation.request),
             "report": to_json({}),
             "created_at": datetime.now(UTC),
@@ -77,12 +73,11 @@ class OperationStore:
 
     def resume(self, transaction: Writing, operation_id: int, owner: str) -> None:
         """Resume an operation that nobody is working on, as its new owner."""
-        update_rows(transaction, OPERATION, self._id_condition(operation_id), status=RUNNING)
         self._set_owner(transaction, operation_id, owner)
-        self._record_event(transaction, operation_id, "resumed", self._load_started(transaction, operation_id))
+        self._record_event(transaction, operation_id, "resumed", self._load(transaction, operation_id))
 
     def _set_owner(self, transaction: Writing, operation_id: int, owner: str) -> None:
-        statement = update(OPERATION).where(self._id_condition(operation_id)).values(owner=owner)
+        statement = update(OPERATION).where(self._id_condition(operation_id)).values(owner=owner, status=RUNNING)
         if self.leases is None:
             transaction.execute(statement)
             return
@@ -109,12 +104,11 @@ class OperationStore:
         values["ended_at"] = datetime.now(UTC)
         _END.run(transaction, {"id": operation_id}, status=status, **values)
         event = "done" if status == DONE else "incomplete"
-        self._record_event(
-            transaction, operation_id, event, self._load_started(transaction, operation_id), _counts(report)
-        )
+        counts = {group: len(items) for group, items in report.items() if isinstance(items, list) and items}
+        self._record_event(transaction, operation_id, event, self._load(transaction, operation_id), counts)
 
-    def _load_started(self, transaction: Reading, operation_id: int) -> Any:
-        row = _SELECT_EVENT_FIELDS.first(transaction, {"operation": operation_id})
+    def _load(self, transaction: Reading, operation_id: int) -> Row[Any]:
+        row = self.find(transaction, operation_id)
         if row is None:
             raise missing_row("operation", operation_id)
         return row
@@ -130,7 +124,7 @@ class OperationStore:
         record_event(
             transaction,
             f"{started.kind}.{event}",
-            branch_id=started.branch_id,
+            branch_id=started.internal_session_id,
             user_id=started.user_id,
             operation=operation_id,
             source=started.source_id,
@@ -139,7 +133,8 @@ class OperationStore:
         )
 
     def find(self, transaction: Reading, operation_id: int) -> Row[Any] | None:
-        return transaction.execute(select(OPERATION).where(self._id_condition(operation_id)).limit(1)).first()
+        row: Row[Any] | None = _SELECT_OPERATION.first(transaction, {"operation": operation_id})
+        return row
 
     def find_by_request_id(self, transaction: Reading, session_id: int, request_id: str) -> Row[Any] | None:
         query = select(OPERATION).where(self._in_session(session_id), OPERATION.c.request_id == request_id)
@@ -181,21 +176,8 @@ class OperationStore:
         return OPERATION.c.external_session_id == session_id
 
 
-def _counts(report: Mapping[str, Any]) -> dict[str, int]:
-    """Return the lengths of the nonempty lists of a report."""
-    return {group: len(items) for group, items in report.items() if isinstance(items, list) and items}
-
-
 _END = CompiledUpdate(OPERATION, "status", "report", "owner", "lease_until", "ended_at")
-_SELECT_EVENT_FIELDS = CompiledStatement(
-    select(
-        OPERATION.c.kind,
-        OPERATION.c.internal_session_id.label("branch_id"),
-        OPERATION.c.user_id,
-        OPERATION.c.source_id,
-        OPERATION.c.target_id,
-    ).where(OPERATION.c.id == bindparam("operation"))
-)
+_SELECT_OPERATION = CompiledStatement(select(OPERATION).where(OPERATION.c.id == bindparam("operation")))
 _LOCK_OWNER = CompiledStatement(
     select(OPERATION.c.status, OPERATION.c.owner)
     .where(OPERATION.c.id == bindparam("operation"))
@@ -216,16 +198,5 @@ _RUNNING = CompiledStatement(
 
 
 def operation_from_row(row: Row[Any]) -> Operation:
-    return Operation(
-        id=row.id,
-        kind=row.kind,
-        status=row.status,
-        request_id=row.request_id,
-        created_at=row.created_at,
-        ended_at=row.ended_at,
-        external_session_id=row.external_session_id,
-        source_session_id=row.source_id,
-        checkpoint_id=row.target_id or 0,
-        internal_session_id=row.internal_session_id,
-        report=as_object(row.report),
-    )
+    places = {"source_session_id": row.source_id, "checkpoint_id": row.target_id or 0}
+    return value_of(Operation, row, report=as_object(row.report), **places)

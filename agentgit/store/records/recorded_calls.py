@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
@@ -33,23 +33,24 @@ from agentgit.effects.memory import MEMORY_TOOLS
 from agentgit.sessions.tree import Branch
 from agentgit.store.records.journal import (
     IS_ON_TRACK,
+    NEWEST_FIRST,
     NEWEST_REDOS,
     TRACK_ORDER,
-    WITH_BRANCH,
     CallOutcome,
     Intent,
     Journal,
     TrackPart,
     acts,
 )
-from agentgit.store.records.sessions import SessionStore, StoredRow
+from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.world_log import IS_REMADE, IS_SUPERSEDED, WorldLog
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.rows import rows_with
 from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import insert_rows
+from agentgit.store.sql.writes import insert_rows, update_rows
 from agentgit.values import as_object
 
 
@@ -62,12 +63,7 @@ def call_marks(transaction: Reading, session_id: int, branch_ids: Sequence[int])
     key = {"session": session_id}
     redo_statuses = {row.replay_of: row.status for row in _SELECT_REDO_STATUSES.all(transaction, key)}
     marks_by_branch: dict[int, list[tuple[int, str]]] = {}
-    rows = (
-        row
-        for part in slices(branch_ids)
-        for row in transaction.execute(_calls(TOOL_INVOCATION.c.internal_session_id.in_(part)), key)
-    )
-    for row in rows:
+    for row in (row for part in slices(branch_ids) for row in transaction.execute(_calls(part), key)):
         call_mark = mark(row.effect, redo_statuses.get(row.id, row.status))
         if call_mark is not None:
             marks_by_branch.setdefault(row.internal_session_id, []).append((row.place, call_mark))
@@ -91,10 +87,11 @@ _of_session = TOOL_INVOCATION.c.external_session_id == bindparam("session")
 _call_index = func.row_number().over(partition_by=TOOL_INVOCATION.c.internal_session_id, order_by=TRACK_ORDER) - 1
 
 
-def _calls(*conditions: Any) -> Select[Any]:
+def _calls(branch_ids: Sequence[int]) -> Select[Any]:
     """Return the query for the calls that have a mark, each with its index among the calls of its branch."""
     columns = (TOOL_INVOCATION.c[name] for name in ("id", "internal_session_id", "kind", "effect", "status", "made_on"))
-    indexed = select(*columns, _call_index.label("place")).where(_of_session, IS_ON_TRACK, *conditions).subquery()
+    in_branches = TOOL_INVOCATION.c.internal_session_id.in_(branch_ids)
+    indexed = select(*columns, _call_index.label("place")).where(_of_session, IS_ON_TRACK, in_branches).subquery()
     return select(indexed).where(acts(indexed.c.effect), indexed.c.kind != REPLAY, indexed.c.made_on.is_(None))
 
 
@@ -131,22 +128,9 @@ class RecordedCalls:
 
         An answer from the record counts while the call that it stands for does; otherwise, that call counts.
         """
-        parts = {part.branch_id: part for part in path}
-        condition = TOOL_INVOCATION.c.tool_call_id == tool_call_id if task is None else TOOL_INVOCATION.c.task == task
-        rows = self._load_rows(
-            transaction,
-            TOOL_INVOCATION.c.internal_session_id.in_(list(parts)),
-            condition,
-            TOOL_INVOCATION.c.tool_name == tool_name,
-            TOOL_INVOCATION.c.kind != REDO,
-        )
-        last_arrivals = {
-            branch_id: self.journal.last_arrival(transaction, parts[branch_id])
-            for branch_id in {row.internal_session_id for row in rows}
-        }
-        attempts = self.journal.invocations_from_rows(
-            transaction, [row for row in rows if row.arrival <= last_arrivals[row.internal_session_id]][::-1]
-        )
+        is_call = TOOL_INVOCATION.c.tool_call_id == tool_call_id if task is None else TOOL_INVOCATION.c.task == task
+        conditions = (self.journal.is_recorded_on(path), is_call, TOOL_INVOCATION.c.tool_name == tool_name)
+        attempts = self.journal.find(transaction, *conditions, order=NEWEST_FIRST)
         originals = self.originals(transaction, {one.id: one for one in attempts}).values()
         return [
             one if {one.status, made.status} <= ANSWERING else replace(made, idempotency_key=one.idempotency_key)
@@ -156,7 +140,7 @@ class RecordedCalls:
     def used_answers(self, transaction: Reading, path: Sequence[TrackPart]) -> list[dict[str, Any]]:
         """Read which answers of a person calls used and which graphs they ran; later attempts, nearer branches last."""
         branch_ids = [part.branch_id for part in path]
-        rows = self._load_rows(
+        rows = self.journal.load_rows(
             transaction, TOOL_INVOCATION.c.internal_session_id.in_(branch_ids), TOOL_INVOCATION.c.answers.is_not(None)
         )
         rows = sorted(rows, key=lambda row: (branch_ids.index(row.internal_session_id), row.id))
@@ -164,7 +148,7 @@ class RecordedCalls:
 
     def answers(self, transaction: Reading, invocation_id: int) -> dict[str, Any] | None:
         """Read which of a person's answers a call used and which graphs it ran; None if there are none."""
-        rows = self._load_rows(transaction, TOOL_INVOCATION.c.id == invocation_id)
+        rows = self.journal.load_rows(transaction, TOOL_INVOCATION.c.id == invocation_id)
         return as_object(rows[0].answers) if rows and rows[0].answers is not None else None
 
     def has_asked(self, transaction: Reading, session_id: int, call: ToolInvocation) -> bool:
@@ -175,7 +159,7 @@ class RecordedCalls:
         )
         rows = [
             row
-            for row in self._load_rows(transaction, of_call, c.answers.is_not(None))
+            for row in self.journal.load_rows(transaction, of_call, c.answers.is_not(None))
             if as_object(row.answers).get("taken")
         ]
         made = self.journal.invocations_from_rows(transaction, rows)
@@ -183,15 +167,15 @@ class RecordedCalls:
 
     def find_identical(self, transaction: Reading, session_id: int, identity: str) -> list[ToolInvocation]:
         """Read the identical calls whose effect is or may be in the world of a session, oldest first."""
-        rows = self._load_rows(
+        return self.journal.find(
             transaction,
             TOOL_INVOCATION.c.external_session_id == session_id,
             TOOL_INVOCATION.c.identity == identity,
+            TOOL_INVOCATION.c.status.in_(sorted(STANDING - {FAILED})),
+            TOOL_INVOCATION.c.kind != REPLAY,
             ~IS_SUPERSEDED,
             ~IS_REMADE,
         )
-        standing_rows = [row for row in rows if row.status in STANDING - {FAILED} and row.kind != REPLAY]
-        return self.journal.invocations_from_rows(transaction, standing_rows)
 
     def inner_calls(
         self,
@@ -263,7 +247,7 @@ class RecordedCalls:
             select(children.id).where(children.parent_id == inner.c.id)
         )
         is_made = c.kind.in_((CALL, REPLAY, REDO)), not_(is_attempt)
-        return self._load_rows(transaction, c.id.in_(select(inner.c.id)), *is_made, *conditions)
+        return self.journal.load_rows(transaction, c.id.in_(select(inner.c.id)), *is_made, *conditions)
 
     def later_writers(self, transaction: Reading, session_id: int, identity: str, invocation_id: int) -> list[int]:
         """Return the ids of other sessions whose newest writes to an item of memory stand and are newer than a call."""
@@ -275,10 +259,6 @@ class RecordedCalls:
         """Mark a replay as failed, because its call raised before it used the recorded answer."""
         is_replay = TOOL_INVOCATION.c.kind == REPLAY
         self.journal.change(transaction, invocation_id, is_replay, status=FAILED, result=None, error_message=error)
-
-    def _load_rows(self, transaction: Reading, *conditions: Any) -> Sequence[Row[Any]]:
-        query = select(TOOL_INVOCATION, BRANCH.c.inherited).select_from(WITH_BRANCH)
-        return transaction.execute(query.where(*conditions).order_by(TOOL_INVOCATION.c.id)).all()
 
 
 MAX_LATER_WRITES = 50
@@ -318,51 +298,31 @@ class PlacedCall(NamedTuple):
     stands: bool = False
 
 
-def replace_track(
-    transaction: Writing, journal: Journal, sessions: SessionStore, branch_id: int, track: Sequence[PlacedCall]
-) -> None:
+def replace_track(transaction: Writing, journal: Journal, branch_id: int, track: Sequence[PlacedCall]) -> None:
     """Replace the track that a branch inherits with a track of its own."""
-    ids = [one.row_id for one in track]
-    rows_by_id = _load_rows_by_id(transaction, ids)
     # Move the existing calls past all old and new arrival numbers, which must be unique in the branch at any moment.
     offset = len(track) + journal.next_arrival(transaction, branch_id)
-    for row in _load_rows(transaction, TOOL_INVOCATION.c.internal_session_id == branch_id):
+    own = select(TOOL_INVOCATION).where(TOOL_INVOCATION.c.internal_session_id == branch_id)
+    for row in transaction.execute(own).all():
         journal.change(transaction, row.id, arrival=row.arrival + offset)
-    batches: dict[tuple[int, int], int] = {}
     new_ids = {one.row_id: one.run_id or new_id() for one in track}
-    for arrival, placed_call in enumerate(track):
-        row = rows_by_id[placed_call.row_id]
-        batch = batches.setdefault((row.internal_session_id, row.batch), len(batches))
-        track_columns = {
-            "arrival": arrival,
-            "batch": batch,
-            "batch_index": row.batch_index,
-            "parent_id": new_ids.get(row.parent_id),
-        }
+    for placed_call, (row, track_columns) in zip(track, _new_places(transaction, new_ids), strict=True):
         if placed_call.run_id is None:
             replay = _replay_row(row, branch_id, placed_call.original_id)
             status = {"status": DONE} if placed_call.stands else {}
             insert_rows(transaction, TOOL_INVOCATION, replay | track_columns | status | {"id": new_ids[row.id]})
         else:
             journal.change(transaction, placed_call.run_id, **track_columns, kind=CALL, tool_call_id=row.tool_call_id)
-    sessions.clear_inherited(transaction, branch_id)
+    update_rows(transaction, BRANCH, BRANCH.c.id == branch_id, inherited=0)
 
 
 def copy_track(transaction: Writing, branch: StoredRow, calls: Sequence[ToolInvocation]) -> None:
     """Copy recorded calls to a branch of another session, marked as calls that were made in another world."""
-    ids = [call.id for call in calls]
-    rows_by_id = _load_rows_by_id(transaction, ids)
-    new_ids = {id: new_id() for id in ids}
-    batches: dict[tuple[int, int], int] = {}
-    for arrival, call_id in enumerate(ids):
-        row = rows_by_id[call_id]
-        batch = batches.setdefault((row.internal_session_id, row.batch), len(batches))
-        new_values = {
-            "id": new_ids[call_id],
-            "parent_id": new_ids.get(row.parent_id),
+    new_ids = {call.id: new_id() for call in calls}
+    for row, track_columns in _new_places(transaction, new_ids):
+        new_values = track_columns | {
+            "id": new_ids[row.id],
             "external_session_id": branch.external_session_id,
-            "arrival": arrival,
-            "batch": batch,
             "kind": CALL,
             "replay_of": None,
             "made_on": row.made_on or row.internal_session_id,
@@ -370,16 +330,18 @@ def copy_track(transaction: Writing, branch: StoredRow, calls: Sequence[ToolInvo
             "answers": row.answers,
             "tool_path": row.tool_path and in_another_world(row.tool_path),
         }
-        insert_rows(transaction, TOOL_INVOCATION, _replay_row(row, branch.id, call_id) | new_values)
+        insert_rows(transaction, TOOL_INVOCATION, _replay_row(row, branch.id, row.id) | new_values)
 
 
-def _load_rows(transaction: Reading, condition: Any) -> Sequence[Row[Any]]:
-    return transaction.execute(select(TOOL_INVOCATION).where(condition)).all()
-
-
-def _load_rows_by_id(transaction: Reading, ids: Sequence[int]) -> dict[int, Row[Any]]:
-    parts = (_load_rows(transaction, TOOL_INVOCATION.c.id.in_(part)) for part in slices(ids))
-    return {row.id: row for rows in parts for row in rows}
+def _new_places(transaction: Reading, new_ids: Mapping[int, int]) -> Iterator[tuple[Row[Any], dict[str, Any]]]:
+    """Yield calls in the order of a new track, each with the columns of its place there."""
+    rows = {row.id: row for row in rows_with(transaction, select(TOOL_INVOCATION), TOOL_INVOCATION.c.id, new_ids)}
+    batches: dict[tuple[int, int], int] = {}
+    for arrival, id in enumerate(new_ids):
+        row = rows[id]
+        batch = batches.setdefault((row.internal_session_id, row.batch), len(batches))
+        parent_id = new_ids.get(row.parent_id)
+        yield row, {"arrival": arrival, "batch": batch, "batch_index": row.batch_index, "parent_id": parent_id}
 
 
 def _replay_row(row: Row[Any], branch_id: int, original_id: int) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from agentgit.store.audit.trail import record_event
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import is_id, new_id
+from agentgit.store.sql.rows import value_of
 from agentgit.store.sql.tables import BRANCH, SESSION, SESSION_LINK, SESSION_MEMBER, USER
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import insert_rows, update_rows
@@ -34,8 +35,8 @@ class VisibleSessions:
         self, transaction: Reading, user_id: int, *conditions: Any, limit: int | None = None
     ) -> list[ExternalSession]:
         """List a user's own sessions, most recently updated first."""
-        own_query = _own_sessions(user_id).where(*conditions)
-        return [_session_from_row(row) for row in transaction.execute(own_query.limit(limit)).all()]
+        query = _own_sessions(user_id).where(*conditions).limit(limit)
+        return [_session_from_row(row) for row in transaction.execute(query)]
 
     def shared(
         self, transaction: Reading, user_id: int, *conditions: Any, limit: int | None = None
@@ -108,9 +109,8 @@ class VisibleSessions:
         return [row.external_session_id for row in rows]
 
     def owner_id(self, transaction: Reading, session_id: int) -> int | None:
-        parameters = {"session": session_id}
-        rows = _SELECT_SESSION.all(transaction, parameters)
-        return rows[0].user_id if rows else None
+        row = _SELECT_OWNER.first(transaction, {"session": session_id})
+        return row.user_id if row is not None else None
 
     def role(self, transaction: Reading, user_id: int, session_id: int) -> tuple[Role | None, bool]:
         """Return the role of a user in a session (None if they cannot see it), and whether the user owns it."""
@@ -151,17 +151,11 @@ def _readable_object(data: bytes) -> dict[str, Any]:
 
 
 def _session_from_row(row: StoredRow) -> ExternalSession:
-    return ExternalSession(
-        id=row.id,
-        user_id=row.user_id,
-        session_name=row.session_name,
-        created_at=row.created_at,
-        updated_at=row.updated_at,
-        is_active=row.is_active,
+    return value_of(
+        ExternalSession,
+        row,
         current_internal_session_id=row.current_branch_id,
         metadata=_readable_object(row.meta),
-        branch_count=row.branch_count,
-        owner_name=row.owner_name or "",
         role=OWNER if row.rank is None else ROLES[row.rank],
         is_own=row.rank is None,
     )
@@ -170,7 +164,7 @@ def _session_from_row(row: StoredRow) -> ExternalSession:
 _now = bindparam("now", type_=SESSION_MEMBER.c.expires_at.type)
 _user_conditions = (SESSION_MEMBER.c.user_id == bindparam("user"), _is_unexpired(_now))
 _SELECT_SHARED_IDS = CompiledStatement(select(SESSION_MEMBER.c.external_session_id).where(*_user_conditions).distinct())
-_SELECT_SESSION = CompiledStatement(select(SESSION).where(SESSION.c.id == bindparam("session")))
+_SELECT_OWNER = CompiledStatement(select(SESSION.c.user_id).where(SESSION.c.id == bindparam("session")))
 _SELECT_OWN = CompiledStatement(_own_sessions(bindparam("user")).where(SESSION.c.id == bindparam("session")))
 _SELECT_ROLES = CompiledStatement(
     select(SESSION_MEMBER).where(*_user_conditions, SESSION_MEMBER.c.external_session_id == bindparam("session"))
@@ -192,7 +186,9 @@ class MemberStore:
         by_user_id: int,
     ) -> Member:
         """Grant a user a role in a session. It replaces an earlier role that was granted by name."""
-        created_at = self._store_role(transaction, session_id, user.id, NO_LINK, role, expires_at)
+        now = datetime.now(UTC)
+        member = Member(user_id=user.id, user_name=user.name, role=role, created_at=now, expires_at=expires_at)
+        self._store(transaction, session_id, member)
         record_event(
             transaction,
             "session.shared",
@@ -202,34 +198,15 @@ class MemberStore:
             role=role,
             expires_at=expires_at.isoformat() if expires_at is not None else None,
         )
-        return Member(user_id=user.id, user_name=user.name, role=role, created_at=created_at, expires_at=expires_at)
+        return member
 
-    def _store_role(
-        self,
-        transaction: Writing,
-        session_id: int,
-        user_id: int,
-        link_id: int,
-        role: Role,
-        expires_at: datetime | None,
-    ) -> datetime:
-        """Store a role, and return the time from which it is valid."""
-        now = datetime.now(UTC)
-        transaction.execute(
-            delete(SESSION_MEMBER).where(
-                *self._member_conditions(session_id, user_id), SESSION_MEMBER.c.link_id == link_id
-            )
-        )
-        row = {
-            "external_session_id": session_id,
-            "user_id": user_id,
-            "link_id": link_id,
-            "role": role,
-            "created_at": now,
-            "expires_at": expires_at,
-        }
+    def _store(self, transaction: Writing, session_id: int, member: Member) -> None:
+        """Store a role in the place of the one that the user has by the same link, or by name."""
+        row = {**vars(member), "external_session_id": session_id, "link_id": member.link_id or NO_LINK}
+        del row["user_name"]
+        is_same = (*self._member_conditions(session_id, member.user_id), SESSION_MEMBER.c.link_id == row["link_id"])
+        transaction.execute(delete(SESSION_MEMBER).where(*is_same))
         insert_rows(transaction, SESSION_MEMBER, row)
-        return now
 
     def remove(self, transaction: Writing, session_id: int, user_id: int, by_user_id: int) -> Sequence[int]:
         """Remove all roles of a user in a session. Return the ids of the links that gave them, including `NO_LINK`."""
@@ -247,25 +224,12 @@ class MemberStore:
     def all(self, transaction: Reading, session_id: int) -> list[Member]:
         """List the valid roles in a session, sorted by user name."""
         query = (
-            select(SESSION_MEMBER, USER.c.name)
+            select(SESSION_MEMBER, USER.c.name.label("user_name"))
             .select_from(SESSION_MEMBER.join(USER, USER.c.id == SESSION_MEMBER.c.user_id))
-            .where(
-                SESSION_MEMBER.c.external_session_id == session_id,
-                or_(SESSION_MEMBER.c.expires_at.is_(None), SESSION_MEMBER.c.expires_at > datetime.now(UTC)),
-            )
+            .where(SESSION_MEMBER.c.external_session_id == session_id, _is_unexpired(datetime.now(UTC)))
             .order_by(USER.c.name, SESSION_MEMBER.c.link_id)
         )
-        return [
-            Member(
-                user_id=row.user_id,
-                user_name=row.name,
-                role=row.role,
-                created_at=row.created_at,
-                expires_at=row.expires_at,
-                link_id=row.link_id or None,
-            )
-            for row in transaction.execute(query).all()
-        ]
+        return [value_of(Member, row, link_id=row.link_id or None) for row in transaction.execute(query)]
 
     # -- links
 
@@ -273,19 +237,13 @@ class MemberStore:
         self, transaction: Writing, session_id: int, role: Role, expires_at: datetime | None, by_user_id: int
     ) -> ShareLink:
         """Create a share link. Its token is only in the returned value and cannot be read again."""
-        link_id, secret, now = new_id(), new_secret(), datetime.now(UTC)
-        row = {
-            "id": link_id,
-            "external_session_id": session_id,
-            "hash": hash_of(secret),
-            "role": role,
-            "created_at": now,
-            "expires_at": expires_at,
-        }
+        secret, now = new_secret(), datetime.now(UTC)
+        link = ShareLink(id=new_id(), session_id=session_id, role=role, created_at=now, expires_at=expires_at)
+        row = {**vars(link), "external_session_id": session_id, "hash": hash_of(secret)}
+        del row["session_id"], row["token"]
         insert_rows(transaction, SESSION_LINK, row)
-        record_event(transaction, "link.made", session_id=session_id, user_id=by_user_id, link=link_id, role=role)
-        link = ShareLink(id=link_id, session_id=session_id, role=role, created_at=now, expires_at=expires_at)
-        return replace(link, token=format_token(LINK_PREFIX, link_id, secret))
+        record_event(transaction, "link.made", session_id=session_id, user_id=by_user_id, link=link.id, role=role)
+        return replace(link, token=format_token(LINK_PREFIX, link.id, secret))
 
     def links(self, transaction: Reading, session_id: int) -> list[ShareLink]:
         """List the links of a session, including expired and revoked ones, oldest first."""
@@ -319,9 +277,9 @@ class MemberStore:
         if row.expires_at is not None and row.expires_at <= datetime.now(UTC):
             return None
         session_id = int(row.external_session_id)
-        condition = SESSION.c.id == session_id
-        if transaction.execute(select(SESSION.c.user_id).where(condition)).scalar() != user_id:
-            self._store_role(transaction, session_id, user_id, link_id, row.role, row.expires_at)
+        if VisibleSessions().owner_id(transaction, session_id) != user_id:
+            joined = {"user_id": user_id, "user_name": "", "created_at": datetime.now(UTC), "link_id": link_id}
+            self._store(transaction, session_id, value_of(Member, row, **joined))
             record_event(transaction, "link.used", session_id=session_id, user_id=user_id, link=link_id)
         return session_id
 
@@ -330,11 +288,4 @@ class MemberStore:
 
 
 def _link_from_row(row: Any) -> ShareLink:
-    return ShareLink(
-        id=row.id,
-        session_id=row.external_session_id,
-        role=row.role,
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        revoked_at=row.revoked_at,
-    )
+    return value_of(ShareLink, row, session_id=row.external_session_id)

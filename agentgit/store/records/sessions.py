@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import accumulate
 from types import SimpleNamespace
-from typing import Any, NamedTuple
+from typing import Any
 
 from sqlalchemy import Row, Select, String, bindparam, func, literal, select, union_all, update
 
@@ -20,7 +20,7 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.rerun import DONE
 from agentgit.sessions.session import IMPORTED, OPEN, RERUN, RUNNING, SIMULATED, idle_status
 from agentgit.store.audit.trail import BRANCH_WITH_SESSION, EPOCH, NAME_COLUMNS, know_names, record_event
-from agentgit.store.records.journal import LAST_ARRIVAL_OF_BRANCH, LAST_SEQ_OF_BRANCH, TrackPart
+from agentgit.store.records.journal import LAST_SEQ_OF_BRANCH, NEXT_ARRIVAL_OF_BRANCH, TrackPart
 from agentgit.store.records.users import UserStore
 from agentgit.store.sql import process
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
@@ -66,9 +66,10 @@ class SessionStore:
         thread = {"user": user_id, "thread": name}
         if thread_id is None and _SELECT_WITH_THREAD.first(transaction, thread) is None:
             thread_id = name
-        now, session_id = datetime.now(UTC), new_id()
+        now, session_id, branch_id = datetime.now(UTC), new_id(), new_id()
         row = {
             "id": session_id,
+            "current_branch_id": branch_id,
             "user_id": user_id,
             "session_name": name,
             "thread_id": thread_id,
@@ -78,8 +79,7 @@ class SessionStore:
             "meta": to_json(metadata or {}),
         }
         insert_rows(transaction, SESSION, row)
-        branch = self.create_branch(transaction, session_id, "main")
-        self.set_current(transaction, session_id, branch.id)
+        self.create_branch(transaction, session_id, "main", branch_id=branch_id)
         record_event(transaction, "session.created", session_id=session_id, user_id=user_id)
         return session_id
 
@@ -123,11 +123,6 @@ class SessionStore:
         ):
             raise missing_row("session", session_id)
 
-    def prevent_erasure(self, transaction: Writing, session_id: int) -> None:
-        """Prevent the erasure of a session until this transaction ends. Other changes remain possible."""
-        condition = SESSION.c.id == session_id
-        transaction.execute(select(SESSION.c.id).where(condition).with_for_update(read=True, key_share=True))
-
     def lock(self, transaction: Writing, session_id: int) -> None:
         """Keep other turns, operations and fenced calls of a session from starting until this transaction ends."""
         if not transaction.is_sqlite:
@@ -160,10 +155,11 @@ class SessionStore:
         session_id: int,
         name: str,
         *,
+        branch_id: int | None = None,
         meta: Mapping[str, Any] | None = None,
         **state: Any,
     ) -> Any:
-        branch_id = new_id()
+        branch_id = branch_id or new_id()
         row = {
             "id": branch_id,
             "external_session_id": session_id,
@@ -229,10 +225,9 @@ class SessionStore:
         return row
 
     def branch(self, transaction: Reading, branch_id: int) -> StoredRow:
-        rows = _SELECT_BRANCH.all(transaction, {"branch": branch_id})
-        if not rows:
+        row: StoredRow | None = _SELECT_BRANCH.first(transaction, {"branch": branch_id})
+        if row is None:
             raise missing_row("branch", branch_id)
-        row: StoredRow = rows[0]
         return row
 
     def require_real_thread(self, transaction: Reading, thread_id: str) -> None:
@@ -270,14 +265,14 @@ class SessionStore:
         text = f"Another agent is running branch {row.name}. Wait for its turn to end."
         return Conflict(text, Next("fork"), head=row.head_id)  # also if the branch was released at this very moment
 
-    def require_held(self, transaction: Writing, acquired_row: StoredRow) -> HeldBranch:
-        """Check that a run holds its branch; read what its next calls and events need. The session must be locked."""
-        row = _SELECT_HOLD.first(transaction, {"branch": acquired_row.id})
+    def require_held(self, transaction: Writing, acquired_row: StoredRow) -> StoredRow:
+        """Check that a run holds its branch, and keep its session; return what its next calls and events need."""
+        row: StoredRow | None = _SELECT_HOLD.first(transaction, {"branch": acquired_row.id})
         # The epoch alone is not enough: a server that is restored may repeat it.
         if row is None or (row.status, row.epoch, row.owner) != (RUNNING, acquired_row.epoch, acquired_row.owner):
             raise TakenOver
         know_names(transaction, acquired_row.id, lambda: row)
-        return HeldBranch(row.world_seq or 0, 0 if row.arrival is None else row.arrival + 1)
+        return row
 
     def query_running(self, transaction: Reading, session_id: int) -> PendingResult:
         """Query the id, owner and lease of each running branch of a session, including those whose run has died."""
@@ -294,33 +289,31 @@ class SessionStore:
 
     def release(self, transaction: Writing, acquired_row: StoredRow, **changes: Any) -> None:
         """Release a branch after a run."""
-        held = {"status": RUNNING, "epoch": acquired_row.epoch, "owner": acquired_row.owner}
-        values = {"status": idle_status(as_object(acquired_row.meta)), "owner": None, "lease_until": None, **changes}
-        key = {"id": acquired_row.id}
-        if not _release(*changes).run(transaction, key, held, **values):
+        if not self.release_abandoned(transaction, acquired_row, **changes):
             raise TakenOver
 
-    def release_abandoned(self, transaction: Writing, branch: StoredRow) -> None:
-        """Release a branch whose run has died. No-op if another run has taken it over."""
-        now = idle_status(as_object(branch.meta))
-        _RELEASE.run(transaction, {"branch": branch.id, "by": branch.owner, "now": now})
+    def release_abandoned(self, transaction: Writing, branch: StoredRow, **changes: Any) -> bool:
+        """Release a branch whose run has died; return False if another run has taken it over."""
+        held = {"status": RUNNING, "epoch": branch.epoch, "owner": branch.owner}
+        values = {"status": idle_status(as_object(branch.meta)), "owner": None, "lease_until": None, **changes}
+        return _release(*changes).run(transaction, {"id": branch.id}, held, **values)
 
     def set_status(self, transaction: Writing, branch_id: int, status: str) -> None:
         """Set the status of a branch, and remove its owner and lease."""
-        _SET_STATUS.run(transaction, {"branch": branch_id, "now": status})
+        _SET_STATUS.run(transaction, {"id": branch_id}, status=status, owner=None, lease_until=None)
 
     def count_turn(self, transaction: Writing, branch_id: int) -> int:
         return int(
             self.change_metadata(transaction, branch_id, lambda m: m | {"turns": m.get("turns", 0) + 1})["turns"]
         )
 
-    def clear_inherited(self, transaction: Writing, branch_id: int) -> None:
-        """Record that a branch inherits no calls, because it has recorded its whole track itself."""
-        update_rows(transaction, BRANCH, BRANCH.c.id == branch_id, inherited=0)
-
     def merge_metadata(self, transaction: Writing, branch_id: int, entries: Mapping[str, Any]) -> None:
         """Add entries to the metadata of a branch. Existing keys are replaced, and removed if their value is None."""
         self.change_metadata(transaction, branch_id, lambda meta: {**meta, **entries})
+
+    def update_mark(self, transaction: Writing, branch_id: int, key: str, facts: Mapping[str, Any]) -> None:
+        """Add facts to an entry of the metadata of a branch."""
+        self.change_metadata(transaction, branch_id, lambda meta: meta | {key: {**meta.get(key, {}), **facts}})
 
     def change_metadata(
         self, transaction: Writing, branch_id: int, change: Callable[[dict[str, Any]], dict[str, Any]]
@@ -337,7 +330,7 @@ class SessionStore:
         """Follow a branch to the root, and return the segments of its path, root first."""
         try:
             return self._load_lineage(transaction, branch)
-        except KeyError as error:
+        except KeyError as error:  # erased between the two statements
             raise missing_row("branch or branch point", error.args[0]) from error
 
     def _load_lineage(self, transaction: Reading, branch: StoredRow) -> list[Segment]:
@@ -349,7 +342,9 @@ class SessionStore:
             if len(branches) > len(ancestors):
                 name = f"internal_session {branch.id}"
                 raise Corrupt(f"The ancestors of branch {branch.name} lead back to themselves.", Next("fsck"), row=name)
-        point_numbers = self._checkpoint_numbers(transaction, [row.branch_point_id for row in branches[:-1]])
+        point_ids = [row.branch_point_id for row in branches[:-1]]
+        query = select(CHECKPOINT.c.id, CHECKPOINT.c.number).where(CHECKPOINT.c.id.in_(point_ids))
+        point_numbers = dict(transaction.execute(query).all()) if point_ids else {}
         # The first checkpoint of a branch stands for its branch point, so the parent's segment ends before that point.
         last_numbers = [None, *(point_numbers[row.branch_point_id] - 1 for row in branches[:-1])]
         # A branch that recorded part of the track itself takes that part from no ancestor.
@@ -367,15 +362,6 @@ class SessionStore:
             for row, last_number, track_end in zip(branches, last_numbers, track_ends, strict=True)
         ]
         return segments[::-1]
-
-    def _checkpoint_numbers(self, transaction: Reading, ids: list[int]) -> dict[int, int]:
-        if not ids:
-            return {}
-        query = select(CHECKPOINT.c.id, CHECKPOINT.c.number).where(
-            CHECKPOINT.c.id.in_(bindparam("ids", expanding=True))
-        )
-        rows = transaction.execute(query, {"ids": ids}).all()
-        return {row.id: row.number for row in rows}
 
 
 # The statements of every turn are built once, because building one takes as long as running it.
@@ -452,12 +438,13 @@ _SELECT_HOLD = CompiledStatement(
         BRANCH.c.status,
         BRANCH.c.epoch,
         BRANCH.c.owner,
-        LAST_SEQ_OF_BRANCH.label("world_seq"),
-        LAST_ARRIVAL_OF_BRANCH.label("arrival"),
+        func.coalesce(LAST_SEQ_OF_BRANCH, 0).label("world_seq"),
+        NEXT_ARRIVAL_OF_BRANCH.label("next_arrival"),
         *NAME_COLUMNS,
     )
     .select_from(BRANCH_WITH_SESSION)
     .where(_this_branch)
+    .with_for_update(read=True, key_share=True)  # neither the session nor its values may be deleted now
 )
 _SELECT_RUNNING = CompiledStatement(
     select(BRANCH.c.id, BRANCH.c.owner, BRANCH.c.lease_until).where(
@@ -470,23 +457,16 @@ _LOCK = CompiledStatement(
     .with_for_update(key_share=True)  # other transactions may still add rows that refer to the session
 )
 _SET_WORLD_SEEN = CompiledUpdate(BRANCH, "world_seen")
-_RELEASE = CompiledStatement(
-    update(BRANCH)
-    .where(_this_branch, BRANCH.c.status == RUNNING, BRANCH.c.owner == bindparam("by"))
-    .values(status=bindparam("now"), owner=None, lease_until=None)
-)
 
 
 @functools.cache
 def _release(*columns: str) -> CompiledUpdate:
     """Return the statement that releases a branch and changes more of its columns."""
-    return CompiledUpdate(BRANCH, "status", "owner", "lease_until", *columns, conditions=_HELD_COLUMNS)
+    held_columns = ("status", "epoch", "owner")
+    return CompiledUpdate(BRANCH, "status", "owner", "lease_until", *columns, conditions=held_columns)
 
 
-_HELD_COLUMNS = ("status", "epoch", "owner")
-_SET_STATUS = CompiledStatement(
-    update(BRANCH).where(_this_branch).values(status=bindparam("now"), owner=None, lease_until=None)
-)
+_SET_STATUS = CompiledUpdate(BRANCH, "status", "owner", "lease_until")
 _LOCK_META = CompiledStatement(
     select(BRANCH.c.meta).where(_this_branch).with_for_update(key_share=True)  # SQLite has one writer anyway
 )
@@ -504,13 +484,6 @@ _TOUCH = CompiledStatement(
         EPOCH,
     )
 )
-
-
-class HeldBranch(NamedTuple):
-    """The facts about a branch that the calls of its run need."""
-
-    world_seq: int
-    next_arrival: int
 
 
 class TakenOver(Conflict):

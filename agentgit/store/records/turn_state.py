@@ -9,11 +9,12 @@ from sqlalchemy import bindparam, exists, func, or_, select
 
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import BRANCH_WITH_SESSION, NAME_COLUMNS, know_names
-from agentgit.store.records.journal import CALLS, LAST_BATCH, LAST_SEQ_OF_BRANCH, CallTally
+from agentgit.store.records.journal import CALLS, LAST_SEQ_OF_BRANCH, NEXT_BATCH, CallTally
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import missing_row
+from agentgit.store.sql.rows import value_of
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, OPERATION, SESSION, is_running
-from agentgit.store.sql.transaction import Writing
+from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads.graph_rows import (
     HAS_CONTENT,
     HAS_INTERRUPT,
@@ -41,30 +42,22 @@ def query_turn_state(transaction: Writing, branch_id: int) -> Callable[[], TurnS
     result = _READ.submit(transaction, {"branch": branch_id})
     know_names(transaction, branch_id, result.first)
 
-    def parse() -> TurnState:
-        row = result.first()
-        if row is None:
-            raise missing_row("branch", branch_id)
-        return _parse(row)
-
-    return parse
+    return lambda: _parse(result.first(), branch_id)
 
 
-def _parse(row: Any) -> TurnState:
-    return TurnState(
-        newest=parse_newest_state(row),
-        tally=CallTally.from_row(row),
-        world_seq=row.world_seq or 0,
-        last_number=row.last_number or 0,
-        head_id=row.head_id,
-        session_name=row.session_name,
-        current_branch_id=row.current_branch_id,
-        is_busy=bool(row.is_busy),
-    )
+def read_turn_state(transaction: Reading, branch_id: int) -> TurnState:
+    return _parse(_READ.first(transaction, {"branch": branch_id}), branch_id)
+
+
+def _parse(row: Any, branch_id: int) -> TurnState:
+    if row is None:
+        raise missing_row("branch", branch_id)
+    return value_of(TurnState, row, newest=parse_newest_state(row), tally=value_of(CallTally, row))
 
 
 def _query() -> Any:
-    of_branch = CHECKPOINT.alias("of_branch")
+    of_branch = CHECKPOINT.alias("of_branch").c
+    last_number = select(func.max(of_branch.number)).where(of_branch.internal_session_id == BRANCH.c.id)
     other = BRANCH.alias("other")
     return (
         select(
@@ -72,12 +65,9 @@ def _query() -> Any:
             HAS_INTERRUPT.label("asks"),
             HAS_CONTENT.label("holds"),
             CALLS.label("calls"),
-            LAST_BATCH.label("batch"),
-            LAST_SEQ_OF_BRANCH.label("world_seq"),
-            select(func.max(of_branch.c.number))
-            .where(of_branch.c.internal_session_id == BRANCH.c.id)
-            .scalar_subquery()
-            .label("last_number"),
+            NEXT_BATCH.label("next_batch"),
+            func.coalesce(LAST_SEQ_OF_BRANCH, 0).label("world_seq"),
+            func.coalesce(last_number.scalar_subquery(), 0).label("last_number"),
             BRANCH.c.head_id,
             or_(
                 exists().where(other.c.external_session_id == BRANCH.c.external_session_id, is_running(other)),

@@ -24,6 +24,7 @@ from agentgit.errors import NotAllowed
 from agentgit.store.audit.trail import record_event
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import is_id, new_id
+from agentgit.store.sql.rows import value_of
 from agentgit.store.sql.tables import API_KEY, USER
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import insert_rows, update_rows
@@ -100,9 +101,7 @@ def _is_usable(key: Any) -> bool:
 
 
 def _user_from_row(row: Any) -> User:
-    return User(
-        id=row.id, name=row.name, created_at=row.created_at, is_admin=bool(row.is_admin), disabled_at=row.disabled_at
-    )
+    return value_of(User, row)
 
 
 _ACCESS_STATUS = CompiledStatement(
@@ -132,28 +131,21 @@ class ApiKeyStore:
         by_user_id: int,
     ) -> NewKey:
         """Create a key, or a link without scopes. Its text is only in the returned value and cannot be read again."""
-        key_id, secret, now = new_id(), new_secret(), datetime.now(UTC)
-        row = {
-            "id": key_id,
-            "user_id": user_id,
-            "name": name,
-            "hash": hash_of(secret),
-            "scope": widest(scopes),
-            "created_at": now,
-            "expires_at": expires_at,
-        }
+        secret, now = new_secret(), datetime.now(UTC)
+        key = ApiKey(id=new_id(), user_id=user_id, name=name, scopes=scopes, created_at=now, expires_at=expires_at)
+        row = {**vars(key), "hash": hash_of(secret), "scope": widest(scopes)}
+        del row["scopes"]
         insert_rows(transaction, API_KEY, row)
         record_event(
             transaction,
             "key.created",
             user_id=by_user_id,
-            key=key_id,
+            key=key.id,
             of=user_id,
             scope=row["scope"],
             expires_at=expires_at.isoformat() if expires_at is not None else None,
         )
-        key = ApiKey(id=key_id, user_id=user_id, name=name, scopes=scopes, created_at=now, expires_at=expires_at)
-        return NewKey(key, format_token(KEY_PREFIX, key_id, secret))
+        return NewKey(key, format_token(KEY_PREFIX, key.id, secret))
 
     def all(self, transaction: Reading, user_id: int) -> list[ApiKey]:
         """List the keys of a user, including expired and revoked ones, oldest first."""
@@ -196,13 +188,4 @@ class ApiKeyStore:
 
 
 def _key_from_row(row: Any) -> ApiKey:
-    return ApiKey(
-        id=row.id,
-        user_id=row.user_id,
-        name=row.name,
-        scopes=with_included_scopes(row.scope) if row.scope != SIGN_IN else frozenset(),
-        created_at=row.created_at,
-        expires_at=row.expires_at,
-        last_used_at=row.last_used_at,
-        revoked_at=row.revoked_at,
-    )
+    return value_of(ApiKey, row, scopes=with_included_scopes(row.scope) if row.scope != SIGN_IN else frozenset())

@@ -16,6 +16,7 @@ from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.rows import rows_with
 from agentgit.store.sql.tables import CHECKPOINT, WORKSPACE_SNAPSHOT
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import insert_rows
@@ -95,17 +96,12 @@ class SnapshotReferences:
         return select(c.snapshot).where(c.external_session_id == session_id, c.changed_by == STORED)
 
     def find(self, transaction: Reading, snapshot_id: int) -> SnapshotRef | None:
-        row = transaction.execute(
-            select(WORKSPACE_SNAPSHOT).where(WORKSPACE_SNAPSHOT.c.id == snapshot_id).limit(1)
-        ).first()
-        return None if row is None else snapshot_ref_from_row(row)
+        rows = self.load_rows(transaction, [snapshot_id])
+        return snapshot_ref_from_row(rows[0]) if rows else None
 
     def of_checkpoint(self, transaction: Reading, checkpoint: StoredRow) -> SnapshotRef | None:
-        return (
-            self.find(transaction, checkpoint.workspace_snapshot_id)
-            if checkpoint.workspace_snapshot_id is not None
-            else None
-        )
+        row_id = checkpoint.workspace_snapshot_id
+        return self.find(transaction, row_id) if row_id is not None else None
 
     def newest_of_session(self, transaction: Reading, session_id: int) -> StoredRow | None:
         row: StoredRow | None = _NEWEST_OF_SESSION.first(transaction, {"session": session_id})
@@ -144,13 +140,8 @@ class SnapshotReferences:
 
     def load_rows(self, transaction: Reading, ids: Iterable[int]) -> list[StoredRow]:
         """Read several rows, oldest first; deleted rows are left out."""
-        rows: list[StoredRow] = []
-        for part in slices(sorted(ids)):
-            query = (
-                select(WORKSPACE_SNAPSHOT).where(WORKSPACE_SNAPSHOT.c.id.in_(part)).order_by(WORKSPACE_SNAPSHOT.c.id)
-            )
-            rows += transaction.execute(query).all()
-        return rows
+        id = WORKSPACE_SNAPSHOT.c.id
+        return rows_with(transaction, select(WORKSPACE_SNAPSHOT).order_by(id), id, ids)
 
     def exclusive_to(self, transaction: Reading, sessions: Select[int]) -> list[SnapshotRef]:
         other = WORKSPACE_SNAPSHOT.alias("other")
@@ -164,11 +155,8 @@ class SnapshotReferences:
         return list({(row.snapshot, row.settings): snapshot_ref_from_row(row) for row in rows}.values())
 
     def in_use(self, transaction: Reading, snapshots: Collection[str]) -> set[str]:
-        used_snapshots = set[str]()
-        for part in slices(list(snapshots)):
-            query = select(WORKSPACE_SNAPSHOT.c.snapshot).where(WORKSPACE_SNAPSHOT.c.snapshot.in_(part))
-            used_snapshots.update(transaction.execute(query).scalars())
-        return used_snapshots
+        snapshot = WORKSPACE_SNAPSHOT.c.snapshot
+        return {row.snapshot for row in rows_with(transaction, select(snapshot), snapshot, snapshots)}
 
     def find_unused(
         self, transaction: Reading, deleted_checkpoints: Container[int] = ()

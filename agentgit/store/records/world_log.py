@@ -26,9 +26,9 @@ from agentgit.effects.invocation import (
     UNKNOWN,
 )
 from agentgit.effects.kinds import RECORDED_KINDS, REVERSIBLE, WORKSPACE
-from agentgit.store.records.journal import LAST_SEQ, WITH_BRANCH, Journal, TrackPart, acts
-from agentgit.store.sql.batch import slices
+from agentgit.store.records.journal import LAST_SEQ, NEWEST_FIRST, UNBOUNDED, Journal, TrackPart, acts
 from agentgit.store.sql.compiled_statement import CompiledStatement
+from agentgit.store.sql.rows import rows_with
 from agentgit.store.sql.tables import BRANCH, OPERATION, TOOL_INVOCATION, WORLD_LOG
 from agentgit.store.sql.transaction import Reading
 
@@ -50,16 +50,11 @@ class WorldLog:
 
     def last_actions(self, transaction: Reading, branch: Row[Any], ids: Sequence[int]) -> dict[int, str]:
         """Return the last action of each of these calls, or of its redo, when a branch last saw the world."""
-        last_by_id: dict[int, tuple[int, str]] = {}
-        for part in slices(ids):
-            query = _LOGGED_ACTIONS.where(
-                WORLD_LOG.c.external_session_id == branch.external_session_id,
-                WORLD_LOG.c.seq <= branch.world_seen,
-                _FIRST_ID.in_(part),
-            )
-            for row in transaction.execute(query):
-                last_by_id[row.first_id] = max(last_by_id.get(row.first_id, (0, "")), (row.seq, row.action))
-        return {first_id: action for first_id, (_, action) in last_by_id.items()}
+        c = WORLD_LOG.c
+        query = _LOGGED_ACTIONS.where(
+            c.external_session_id == branch.external_session_id, c.seq <= branch.world_seen
+        ).order_by(c.seq)
+        return {row.first_id: row.action for row in rows_with(transaction, query, _FIRST_ID, ids)}
 
     # -- calls in effect
 
@@ -67,99 +62,67 @@ class WorldLog:
         self, transaction: Reading, session_id: int, path: Sequence[TrackPart] = ()
     ) -> list[ToolInvocation]:
         """Read the invocations of a session that may have an effect in its world, newest first in world order."""
-        first_logged = (
-            select(WORLD_LOG.c.invocation_id, func.min(WORLD_LOG.c.seq).label("seq"))
-            .where(WORLD_LOG.c.external_session_id == session_id)
-            .group_by(WORLD_LOG.c.invocation_id)
-            .subquery()
+        rows = self.journal.load_rows(
+            transaction,
+            TOOL_INVOCATION.c.external_session_id == session_id,
+            TOOL_INVOCATION.c.status.in_(sorted(STANDING)),
+            acts(TOOL_INVOCATION.c.effect),
+            TOOL_INVOCATION.c.kind != REPLAY,
+            or_(TOOL_INVOCATION.c.kind == REDO, ~self.journal.is_recorded_on(path)),
+            ~IS_SUPERSEDED,
+            ~IS_REMADE,
+            order=_NEWEST_IN_WORLD_FIRST,
         )
-        query = (
-            select(TOOL_INVOCATION, BRANCH.c.inherited, first_logged.c.seq)
-            .select_from(WITH_BRANCH.outerjoin(first_logged, first_logged.c.invocation_id == TOOL_INVOCATION.c.id))
-            .where(
-                TOOL_INVOCATION.c.external_session_id == session_id,
-                TOOL_INVOCATION.c.status.in_(sorted(STANDING)),
-                acts(TOOL_INVOCATION.c.effect),
-                TOOL_INVOCATION.c.kind != REPLAY,
-                or_(TOOL_INVOCATION.c.kind == REDO, ~self._is_recorded_on(transaction, path)),
-                ~IS_SUPERSEDED,
-                ~IS_REMADE,
-            )
-        )
-        rows = transaction.execute(query).all()
         path_ids = self.ids_on_path(transaction, path, map(_first_id, rows))
-        rows = [row for row in rows if _first_id(row) not in path_ids]
-        infinity = float("inf")  # a call that is still running sorts as the newest
-        newest_first = sorted(
-            rows, key=lambda row: (row.seq if row.seq is not None else infinity, row.id), reverse=True
-        )
-        return self.journal.invocations_from_rows(transaction, newest_first)
+        return self.journal.invocations_from_rows(transaction, [row for row in rows if _first_id(row) not in path_ids])
 
     def paused_calls(self, transaction: Reading, session_id: int) -> list[ToolInvocation]:
         """Read the calls that asked a person and have not run again, newest first. They may have acted before."""
-        query = (
-            select(TOOL_INVOCATION, BRANCH.c.inherited)
-            .select_from(WITH_BRANCH)
-            .where(
-                TOOL_INVOCATION.c.external_session_id == session_id,
-                TOOL_INVOCATION.c.status == PAUSED,
-                BRANCH.c.status != SIMULATED,  # its tool did not run
-                TOOL_INVOCATION.c.made_on.is_(None),
-                acts(TOOL_INVOCATION.c.effect),
-                TOOL_INVOCATION.c.effect != WORKSPACE,
-                ~_RAN_AGAIN,
-            )
+        return self.journal.find(
+            transaction,
+            TOOL_INVOCATION.c.external_session_id == session_id,
+            TOOL_INVOCATION.c.status == PAUSED,
+            BRANCH.c.status != SIMULATED,  # its tool did not run
+            TOOL_INVOCATION.c.made_on.is_(None),
+            acts(TOOL_INVOCATION.c.effect),
+            TOOL_INVOCATION.c.effect != WORKSPACE,
+            ~_RAN_AGAIN,
+            order=NEWEST_FIRST,
         )
-        rows = transaction.execute(query.order_by(TOOL_INVOCATION.c.id.desc())).all()
-        return self.journal.invocations_from_rows(transaction, rows)
 
     def reversed_calls(self, transaction: Reading, path: Sequence[TrackPart]) -> list[ToolInvocation]:
         """Read the invocations on a path that were reversed or simulated and have no redo in effect, oldest first."""
-        on_path = self._is_recorded_on(transaction, path)
-        replayed_ids = self._replayed_ids(transaction, on_path)
+        on_path = self.journal.is_recorded_on(path)
+        replayed = select(TOOL_INVOCATION.c.replay_of).where(on_path, *_IS_USED_REPLAY)
+        replayed_ids = transaction.execute(replayed).scalars().all()
         recorded = and_(on_path, TOOL_INVOCATION.c.kind != REPLAY)
-        query = (
-            select(TOOL_INVOCATION, BRANCH.c.inherited)
-            .select_from(WITH_BRANCH)
-            .where(
-                or_(TOOL_INVOCATION.c.status == REVERSED, IS_SUPERSEDED, _WAS_SIMULATED),
-                or_(recorded, TOOL_INVOCATION.c.id.in_(replayed_ids)),
-            )
-        )
-        rows = transaction.execute(query.order_by(TOOL_INVOCATION.c.id)).all()
+        is_undone = or_(TOOL_INVOCATION.c.status == REVERSED, IS_SUPERSEDED, _WAS_SIMULATED)
+        on_path = or_(recorded, TOOL_INVOCATION.c.id.in_(replayed_ids))
+        rows = self.journal.load_rows(transaction, is_undone, on_path)
         redone_ids = self._redone_ids(transaction, [row.id for row in rows])
         return self.journal.invocations_from_rows(transaction, [row for row in rows if row.id not in redone_ids])
 
     def uncertain_calls(self, transaction: Reading, session_id: int, path: Sequence[TrackPart]) -> list[ToolInvocation]:
         """Read the invocations on a path for which it is unknown whether they were reversed or ran again."""
-        query = (
-            select(TOOL_INVOCATION, BRANCH.c.inherited)
-            .select_from(WITH_BRANCH)
-            .where(
-                TOOL_INVOCATION.c.external_session_id == session_id,
-                TOOL_INVOCATION.c.status.in_((REVERSING, REVERSE_UNKNOWN, UNKNOWN)),
-                or_(TOOL_INVOCATION.c.kind == REDO, TOOL_INVOCATION.c.status != UNKNOWN),
-                ~MAY_BE_REPEATED,
-            )
+        rows = self.journal.load_rows(
+            transaction,
+            TOOL_INVOCATION.c.external_session_id == session_id,
+            TOOL_INVOCATION.c.status.in_((REVERSING, REVERSE_UNKNOWN, UNKNOWN)),
+            or_(TOOL_INVOCATION.c.kind == REDO, TOOL_INVOCATION.c.status != UNKNOWN),
+            ~MAY_BE_REPEATED,
         )
-        rows = transaction.execute(query.order_by(TOOL_INVOCATION.c.id)).all()
         path_ids = self.ids_on_path(transaction, path, map(_first_id, rows))
         return self.journal.invocations_from_rows(transaction, [row for row in rows if _first_id(row) in path_ids])
 
     def redo_calls(self, transaction: Reading, invocation_id: int) -> list[ToolInvocation]:
         """Read the invocations that ran again in place of an invocation, newest first."""
         session_query = select(_first_run.c.external_session_id).where(_first_run.c.id == invocation_id)
-        query = (
-            select(TOOL_INVOCATION, BRANCH.c.inherited)
-            .select_from(WITH_BRANCH)
-            .where(
-                TOOL_INVOCATION.c.external_session_id == session_query.scalar_subquery(),  # for the index
-                TOOL_INVOCATION.c.replay_of == invocation_id,
-                TOOL_INVOCATION.c.kind == REDO,
-            )
-        )
-        return self.journal.invocations_from_rows(
-            transaction, transaction.execute(query.order_by(TOOL_INVOCATION.c.id.desc())).all()
+        return self.journal.find(
+            transaction,
+            TOOL_INVOCATION.c.external_session_id == session_query.scalar_subquery(),  # for the index
+            TOOL_INVOCATION.c.replay_of == invocation_id,
+            TOOL_INVOCATION.c.kind == REDO,
+            order=NEWEST_FIRST,
         )
 
     def last_run(self, transaction: Reading, call: ToolInvocation) -> ToolInvocation:
@@ -174,67 +137,42 @@ class WorldLog:
 
     def with_repeated_ids(self, transaction: Reading, ids: Iterable[int]) -> set[int]:
         """Return the ids of these invocations, and the ids of the calls that they repeat."""
-        sorted_ids = sorted(set(ids))
-        all_ids = set(sorted_ids)
-        for part in slices(sorted_ids):
-            repeats = select(TOOL_INVOCATION.c.replay_of).where(
-                TOOL_INVOCATION.c.id.in_(part), TOOL_INVOCATION.c.kind == REDO
-            )
-            all_ids.update(transaction.execute(repeats).scalars())
-        return all_ids
+        all_ids = set(ids)
+        repeats = select(TOOL_INVOCATION.c.replay_of).where(TOOL_INVOCATION.c.kind == REDO)
+        return all_ids | {row.replay_of for row in rows_with(transaction, repeats, TOOL_INVOCATION.c.id, all_ids)}
 
     def _redone_ids(self, transaction: Reading, ids: Sequence[int]) -> set[int]:
         """Return those of these invocations whose redo may be in effect."""
-        redone_ids: set[int] = set()
-        for part in slices(ids):
-            query = select(TOOL_INVOCATION.c.replay_of).where(
-                TOOL_INVOCATION.c.replay_of.in_(part),
-                TOOL_INVOCATION.c.kind == REDO,
-                TOOL_INVOCATION.c.status.in_(sorted(STANDING - {FAILED})),
-                ~MAY_BE_REPEATED,
-            )
-            redone_ids.update(transaction.execute(query).scalars())
-        return redone_ids
+        query = select(TOOL_INVOCATION.c.replay_of).where(
+            TOOL_INVOCATION.c.kind == REDO,
+            TOOL_INVOCATION.c.status.in_(sorted(STANDING - {FAILED})),
+            ~MAY_BE_REPEATED,
+        )
+        return {row.replay_of for row in rows_with(transaction, query, TOOL_INVOCATION.c.replay_of, ids)}
 
     # -- the path
 
     def ids_on_path(self, transaction: Reading, path: Sequence[TrackPart], ids: Iterable[int]) -> set[int]:
         """Return those of these invocations that a path recorded or took over from the record."""
-        sorted_ids, path_ids = sorted(set(ids)), set[int]()
-        for part in slices(sorted_ids if path else ()):
-            on_path = self._is_recorded_on(transaction, path)
-            path_ids.update(
-                transaction.execute(
-                    select(TOOL_INVOCATION.c.id).where(on_path, TOOL_INVOCATION.c.id.in_(part))
-                ).scalars()
-            )
-            path_ids.update(self._replayed_ids(transaction, on_path, TOOL_INVOCATION.c.replay_of.in_(part)))
-        return path_ids
-
-    def _replayed_ids(self, transaction: Reading, *conditions: Any) -> list[int]:
-        """Return the calls that were replayed from the record by invocations that meet these conditions."""
-        query = select(TOOL_INVOCATION.c.replay_of).where(*conditions, *_IS_USED_REPLAY)
-        return [row.replay_of for row in transaction.execute(query).all()]
-
-    def _is_recorded_on(self, transaction: Reading, path: Sequence[TrackPart]) -> Any:
-        return or_(
-            false(),
-            *(
-                and_(
-                    TOOL_INVOCATION.c.internal_session_id == part.branch_id,
-                    TOOL_INVOCATION.c.arrival <= self.journal.last_arrival(transaction, part),
-                    TOOL_INVOCATION.c.kind != REDO,
-                )
-                for part in path
-                if part.count != 0
-            ),
+        searched_ids = set(ids) if path else set()
+        if not searched_ids:
+            return searched_ids
+        c, on_path = TOOL_INVOCATION.c, self.journal.is_recorded_on(path)
+        recorded = rows_with(transaction, select(c.id).where(on_path), c.id, searched_ids)
+        replayed = rows_with(
+            transaction, select(c.replay_of).where(on_path, *_IS_USED_REPLAY), c.replay_of, searched_ids
         )
+        return {id for (id,) in (*recorded, *replayed)}
 
 
 def _first_id(row: Row[Any]) -> int:
     """Return the id of the call of a row; for a redo, the id of the call that it repeats."""
     return int(row.replay_of if row.kind == REDO else row.id)
 
+
+_first_seq = select(func.min(WORLD_LOG.c.seq)).where(WORLD_LOG.c.invocation_id == TOOL_INVOCATION.c.id)
+# A call that is still running sorts as the newest.
+_NEWEST_IN_WORLD_FIRST = (func.coalesce(_first_seq.scalar_subquery(), UNBOUNDED).desc(), *NEWEST_FIRST)
 
 _IS_USED_REPLAY = (
     TOOL_INVOCATION.c.kind == REPLAY,

@@ -20,7 +20,7 @@ from agentgit.checkpoints.search_words import folded_words, normalize_nfc
 from agentgit.effects.invocation import PAUSED, REDO
 from agentgit.errors import Corrupt
 from agentgit.sessions.messages import from_stored, text_of
-from agentgit.store.objects.blobs import Leaf, shared_prefix
+from agentgit.store.objects.blobs import Blobs, Leaf, shared_prefix
 from agentgit.store.objects.plain_values import CUSTOM_SERDE, show_message
 from agentgit.store.records.checkpoints import CHECKPOINT_WITH_BRANCH
 from agentgit.store.records.sessions import SessionStore, StoredRow
@@ -130,14 +130,7 @@ class SearchIndex:
 
         A damaged message has no text, which must not keep the others from being found.
         """
-        blobs, keys = self.graphs.blobs.of(session_id), [key for _, key in new_messages]
-        try:
-            leaves = blobs.get_many(transaction, keys)
-        except Corrupt:
-            leaves = {}
-            for key in keys:
-                with suppress(Corrupt):
-                    leaves |= blobs.get_many(transaction, [key])
+        leaves = undamaged_messages(transaction, self.graphs.blobs.of(session_id), [key for _, key in new_messages])
         for number, key in new_messages:
             if key in leaves and leaves[key].type != CUSTOM_SERDE:
                 words = ""
@@ -202,17 +195,8 @@ class SearchIndex:
         for branch_id, new_text in new_texts:
             markers = [*scope_markers, NAMED_MARKER] if new_text.kind == NAMED else scope_markers
             marked_words = [*markers, *folded_words(normalize_nfc(new_text.text))]
-            rows.append(
-                {
-                    "id": new_id(),
-                    "internal_session_id": branch_id,
-                    "number": new_text.number,
-                    "kind": new_text.kind,
-                    "hash": new_text.hash,
-                    "row_id": new_text.row_id,
-                    "words": " ".join(marked_words) if is_sqlite else ts_vector(marked_words),
-                }
-            )
+            words = " ".join(marked_words) if is_sqlite else ts_vector(marked_words)
+            rows.append({"id": new_id(), "internal_session_id": branch_id, **new_text._asdict(), "words": words})
         if rows:
             _ADD.run(transaction, *rows)
             if is_sqlite:
@@ -259,6 +243,18 @@ def delete_words(transaction: Writing) -> None:
         transaction.execute(text("INSERT INTO search_words(search_words) VALUES ('delete-all')"))
     transaction.execute(delete(SEARCH_TEXT))
     transaction.execute(update(BRANCH).where(BRANCH.c.searched != 0).values(searched=0))
+
+
+def undamaged_messages(transaction: Reading, blobs: Blobs, keys: Sequence[bytes]) -> dict[bytes, Leaf]:
+    """Read messages together. A damaged one must not keep the others from being found."""
+    try:
+        return blobs.get_many(transaction, keys)
+    except Corrupt:
+        leaves: dict[bytes, Leaf] = {}
+        for key in keys:
+            with suppress(Corrupt):
+                leaves |= blobs.get_many(transaction, [key])
+        return leaves
 
 
 # -- the text of each kind, as it is indexed and as it is shown

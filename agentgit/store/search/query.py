@@ -7,7 +7,6 @@ existing checkpoint holds it.
 from __future__ import annotations
 
 import json
-from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from typing import Any
@@ -30,12 +29,11 @@ from sqlalchemy import (
 )
 from sqlalchemy.dialects.postgresql import JSONB, TSQUERY
 
-from agentgit.checkpoints.queries import FIRST_TIME_CURSOR, Hit, HitCursor, SearchableText
+from agentgit.checkpoints.queries import FIRST_TIME_CURSOR, Hit, HitCursor
 from agentgit.checkpoints.search_words import Query, make_snippet
-from agentgit.errors import Corrupt
-from agentgit.store.objects.blobs import Leaf
 from agentgit.store.records.checkpoints import CHECKPOINT_WITH_BRANCH
-from agentgit.store.records.log import UNBOUNDED, LogPart
+from agentgit.store.records.journal import UNBOUNDED
+from agentgit.store.records.log import LogPart
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.search.index import (
     NAMED_MARKER,
@@ -43,6 +41,7 @@ from agentgit.store.search.index import (
     text_of_call,
     text_of_checkpoint,
     text_of_message,
+    undamaged_messages,
 )
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import CALL, CHECKPOINT, MESSAGE, NAMED, SEARCH_TEXT, TOOL_INVOCATION
@@ -79,7 +78,7 @@ class Search:
             if transaction.seal is not None:  # other texts were planted, to show encrypted values
                 rows = (row for row in rows if row.kind == NAMED)
             while page := list(islice(rows, min(page_size, TEXTS_PER_QUERY))):
-                for row, hit in self._hits_of_texts(transaction, page, last_numbers, query):
+                for row, hit in self._hits_of_texts(transaction, session_id, page, last_numbers, query):
                     yield HitCursor(named, row.id), hit
 
     # -- which texts
@@ -105,21 +104,33 @@ class Search:
     # -- the texts, and the checkpoints that hold them
 
     def _hits_of_texts(
-        self, transaction: Reading, rows: Sequence[StoredRow], last_numbers: dict[int, int], query: Query
+        self,
+        transaction: Reading,
+        session_id: int,
+        rows: Sequence[StoredRow],
+        last_numbers: dict[int, int],
+        query: Query,
     ) -> Iterator[tuple[StoredRow, Hit]]:
         checkpoints = self._find_checkpoints(transaction, rows, last_numbers)
         held_texts = [(row, checkpoint) for row in rows if (checkpoint := checkpoints.get(row.id)) is not None]
-        calls, messages = self._read_calls(transaction, held_texts), self._read_messages(transaction, held_texts)
+        call_ids = [row.row_id for row, _ in held_texts if row.kind == CALL]
+        calls = {call.id: call for call in transaction.execute(_CALLS, {"ids": call_ids})} if call_ids else {}
+        blobs, hashes = self.graphs.blobs.of(session_id), [row.hash for row, _ in held_texts if row.kind == MESSAGE]
+        messages = undamaged_messages(transaction, blobs, hashes)
         for row, checkpoint in held_texts:
-            text = self._load_text(transaction, row, checkpoint, calls, messages)
-            if text is not None:
-                reference = f"{checkpoint.branch_name}#{checkpoint.number}"
-                yield (
-                    row,
-                    text.to_hit(
-                        row.kind, make_snippet(text.text, query), reference, checkpoint.id, checkpoint.created_at
-                    ),
-                )
+            if row.kind == NAMED:
+                text = text_of_checkpoint(checkpoint)
+            elif row.kind == CALL and row.row_id in calls:
+                text = text_of_call(calls[row.row_id])
+            elif row.kind == MESSAGE and row.hash in messages:
+                text = text_of_message(messages[row.hash])
+            else:
+                # The text is damaged, unless a saver's `prune` or `delete_for_runs` deleted the checkpoint's state.
+                if row.kind == MESSAGE and self._message_hashes(transaction, checkpoint):
+                    blobs.get_many(transaction, [row.hash])  # raises
+                continue
+            place = f"{checkpoint.branch_name}#{checkpoint.number}", checkpoint.id, checkpoint.created_at
+            yield row, text.to_hit(row.kind, make_snippet(text.text, query), *place)
 
     def _find_checkpoints(
         self, transaction: Reading, rows: Sequence[StoredRow], last_numbers: dict[int, int]
@@ -152,51 +163,6 @@ class Search:
             transaction, GraphKey(checkpoint.thread_id, "", checkpoint.graph_checkpoint_id or "")
         )
         return self.graphs.message_hashes(transaction, graph_checkpoint) if graph_checkpoint is not None else ()
-
-    def _read_calls(
-        self, transaction: Reading, held_texts: Sequence[tuple[StoredRow, StoredRow]]
-    ) -> dict[int, StoredRow]:
-        ids = [row.row_id for row, _ in held_texts if row.kind == CALL]
-        rows: Sequence[Any] = transaction.execute(_CALLS, {"ids": ids}).all() if ids else ()
-        return {row.id: row for row in rows}
-
-    def _read_messages(
-        self, transaction: Reading, held_texts: Sequence[tuple[StoredRow, StoredRow]]
-    ) -> dict[bytes, Leaf]:
-        """Read the messages together. If one is damaged, return none, so that each is then read separately."""
-        hashes_by_session: dict[int, list[bytes]] = defaultdict(list)
-        for row, checkpoint in held_texts:
-            if row.kind == MESSAGE:
-                hashes_by_session[checkpoint.external_session_id].append(row.hash)
-        messages: dict[bytes, Leaf] = {}
-        try:
-            for session_id, hashes in hashes_by_session.items():
-                messages.update(self.graphs.blobs.of(session_id).get_many(transaction, hashes))
-        except Corrupt:
-            return {}
-        return messages
-
-    def _load_text(
-        self,
-        transaction: Reading,
-        row: StoredRow,
-        checkpoint: StoredRow,
-        calls: dict[int, StoredRow],
-        messages: dict[bytes, Leaf],
-    ) -> SearchableText | None:
-        if row.kind == NAMED:
-            return text_of_checkpoint(checkpoint)
-        if row.kind == CALL:
-            return text_of_call(calls[row.row_id]) if row.row_id in calls else None
-        if row.hash in messages:
-            return text_of_message(messages[row.hash])
-        try:
-            blobs = self.graphs.blobs.of(checkpoint.external_session_id)
-            return text_of_message(blobs.get_many(transaction, [row.hash])[row.hash])
-        except Corrupt:
-            if self._message_hashes(transaction, checkpoint):
-                raise
-            return None  # a saver's `prune` or `delete_for_runs` deleted the checkpoint's state
 
 
 def fts_query(scope: str, query: Query, *, named: bool) -> str:

@@ -7,13 +7,11 @@ statements are then sent in one pipeline, in order. If one of them fails, the tr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, TypeVar
 
 from sqlalchemy import Connection
-from sqlalchemy.util import await_only
 
 T = TypeVar("T")
 
@@ -52,7 +50,6 @@ class Batch:
     ) -> None:
         self._connection = connection
         self._driver: Any = connection.connection.driver_connection
-        self._is_async = connection.dialect.is_async
         self._settings = settings
         self._only_reads = only_reads and not one_moment
         self._begin = BEGIN_SNAPSHOT if one_moment else BEGIN
@@ -95,30 +92,40 @@ class Batch:
 
     def _send(self, statements: Sequence[Statement]) -> None:
         try:
-            if self._is_async:
-                await_only(_send_async(self._driver, statements))
-            else:
-                _send(self._driver, statements)
+            _send(self._driver, statements)
         except BaseException:
             # psycopg regards statements that the server skipped after a failure as prepared, so they would always fail.
             self._connection.invalidate()
             raise
 
 
-@contextmanager
-def _collect_failure(failures: list[Exception]) -> Iterator[None]:
-    """Keep a failure until its pipeline has ended. Otherwise psycopg logs a warning, because the end fails too."""
-    try:
-        yield
-    except Exception as error:  # noqa: BLE001  # `_raise_collected` raises it
-        failures.append(error)
+def _send(driver: Any, statements: Sequence[Statement]) -> None:
+    """Send statements, and read their results."""
+    if len(statements) == 1 and len(statements[0].rows) < 2:  # a pipeline of one takes twice as long
+        sql, rows, _, prepare = statements[0]
+        cursors = [driver.execute(sql, *rows, prepare=prepare)]
+    else:
+        shared = driver.cursor()
+        cursors = [driver.cursor() if one.on_result is not None or len(one.rows) > 1 else shared for one in statements]
+        _send_pipeline(driver, zip(cursors, statements, strict=True))
+    for cursor, (_, _, on_result, _) in zip(cursors, statements, strict=True):
+        if on_result is not None:
+            on_result(cursor.rowcount, cursor.fetchall() if cursor.rownumber is not None else [])
 
 
-@contextmanager
-def _raise_collected(failures: list[Exception]) -> Iterator[None]:
-    """Raise the failure that was held back instead of the one from the end of the pipeline."""
+def _send_pipeline(driver: Any, statements: Iterable[tuple[Any, Statement]]) -> None:
+    failures: list[Exception] = []
     try:
-        yield
+        with driver.pipeline():
+            try:
+                for cursor, (sql, rows, _, prepare) in statements:
+                    if len(rows) > 1:
+                        cursor.executemany(sql, rows)
+                    else:
+                        cursor.execute(sql, *rows, prepare=prepare)
+            # Raised below: while the pipeline goes on, psycopg would log a warning, because its end fails too.
+            except Exception as error:  # noqa: BLE001
+                failures.append(error)
     except Exception as error:  # noqa: BLE001  # it is raised below
         # If the commit itself failed, psycopg cannot leave the pipeline and reports that instead of the cause.
         failures.append(_commit_failure(error))
@@ -141,49 +148,3 @@ def _commit_failure(error: Exception) -> Exception:
         )
         return serialization_failure
     return error
-
-
-def _send(driver: Any, statements: Sequence[Statement]) -> None:
-    if len(statements) == 1 and len(statements[0].rows) < 2:  # a pipeline of one takes twice as long
-        sql, rows, on_result, prepare = statements[0]
-        cursor = driver.execute(sql, *rows, prepare=prepare)
-        if on_result is not None:
-            on_result(cursor.rowcount, cursor.fetchall() if cursor.rownumber is not None else [])
-        return
-    shared_cursor, cursors = driver.cursor(), []
-    failures: list[Exception] = []
-    with _raise_collected(failures), driver.pipeline(), _collect_failure(failures):
-        for sql, rows, on_result, prepare in statements:
-            cursor = driver.cursor() if on_result is not None else shared_cursor
-            if on_result is not None:
-                cursors.append((cursor, on_result))
-            if len(rows) > 1:
-                cursor.executemany(sql, rows)
-                shared_cursor = (
-                    driver.cursor() if cursor is shared_cursor else shared_cursor
-                )  # not reused after executemany
-            else:
-                cursor.execute(sql, *rows, prepare=prepare)
-    for cursor, on_result in cursors:
-        on_result(cursor.rowcount, cursor.fetchall() if cursor.rownumber is not None else [])
-
-
-async def _send_async(driver: Any, statements: Sequence[Statement]) -> None:
-    shared_cursor, cursors = driver.cursor(), []
-    failures: list[Exception] = []
-    with _raise_collected(failures):
-        async with driver.pipeline():
-            with _collect_failure(failures):
-                for sql, rows, on_result, prepare in statements:
-                    cursor = driver.cursor() if on_result is not None else shared_cursor
-                    if on_result is not None:
-                        cursors.append((cursor, on_result))
-                    if len(rows) > 1:
-                        await cursor.executemany(sql, rows)
-                        shared_cursor = (
-                            driver.cursor() if cursor is shared_cursor else shared_cursor
-                        )  # not reused after executemany
-                    else:
-                        await cursor.execute(sql, *rows, prepare=prepare)
-    for cursor, on_result in cursors:
-        on_result(cursor.rowcount, await cursor.fetchall() if cursor.rownumber is not None else [])

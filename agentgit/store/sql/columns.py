@@ -1,5 +1,6 @@
 """Building blocks of the tables: their MetaData, the column types, and the base class of all rows."""
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from functools import cache
@@ -130,9 +131,9 @@ class Payload(TypeDecorator[bytes]):
     impl = LargeBinary
     cache_ok = True
 
-    def __init__(self, place: str, *, is_hashed: bool = False) -> None:
+    def __init__(self, place: str, *, is_bound: bool = True) -> None:
         super().__init__()
-        self.place, self.is_hashed, self.is_bound = place, is_hashed, not is_hashed
+        self.place, self.is_bound = place, is_bound
 
     def column_expression(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
         return _WithRowKey(column) if self.is_bound else column
@@ -146,15 +147,13 @@ class Payload(TypeDecorator[bytes]):
         if value is None:
             return None
         seal = seal_of_dialect(dialect)
-        if seal is not None and self.is_bound:
-            return decode_value(seal, self.place, *_split_row_key(value))
-        if self.is_hashed and is_refused(seal, value):
+        if self.is_bound:
+            return decode_value(seal, self.place, *((value,) if seal is None else _split_row_key(value)))
+        if is_refused(seal, value):
             return PlainBytes(value)
         try:
             return decode_value(seal, self.place, value)
-        except Corrupt:
-            if not self.is_hashed:
-                raise
+        except Corrupt:  # its hash tells
             return value
 
 
@@ -234,16 +233,11 @@ def key_names(table: Table) -> Sequence[str]:
 
 def row_key(table: Table, row: Mapping[str, Any]) -> str:
     """Return the primary key of a row as `_WithRowKey` selects it; empty if no value is bound to it."""
-    return format_key(table, [_as_stored(table.c[name], row[name]) for name in key_names(table)])
-
-
-def format_key(table: Table, texts: Sequence[str]) -> str:
-    """Return what `row_key` returns, from the texts that the columns of the key store."""
-    return "".join([f"{len(text)}:{text}" for text in texts]) if bound_columns(table) else ""
-
-
-def _as_stored(column: Column[Any], value: Any) -> str:
-    return _escape(value) if isinstance(column.type, SafeText) else str(value)
+    if not bound_columns(table):
+        return ""
+    columns = [table.c[name] for name in key_names(table)]
+    texts = [_escape(row[c.name]) if isinstance(c.type, SafeText) else str(row[c.name]) for c in columns]
+    return "".join([f"{len(text)}:{text}" for text in texts])
 
 
 @cache
@@ -310,4 +304,9 @@ def partial_index(condition: str) -> dict[str, Any]:
 
 
 class TableRow(SQLModel, registry=registry(metadata=METADATA)):
+    """The base class of all rows. A table is called as its class is, without `Row` and in snake case."""
+
     metadata: ClassVar[MetaData] = METADATA
+
+    def __init_subclass__(cls) -> None:
+        cls.__tablename__ = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__.removesuffix("Row")).lower()

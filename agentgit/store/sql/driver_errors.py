@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotAllowed, NotFound, SchemaMismatch, Unavailable
 from agentgit.next_steps import Next
@@ -23,29 +24,8 @@ On SQLite writers take turns, so only a unique violation can be a race: two proc
 UNIQUE_VIOLATION = "UNIQUE constraint failed"
 """SQLite's message for a unique violation, also used by the triggers that block REPLACE in the audit trail."""
 
-UNDEFINED_NAME_STATES = {"42P01", "42703", "3F000"}
-"""SQLSTATEs of a table, a column or a schema that does not exist."""
-
-BAD_VALUE_CLASSES = {"22", "54"}
-"""SQLSTATE classes of a value that the database cannot store, like text with a NUL or a value over its limits."""
-
-CORRUPT_STATES = {"XX001", "XX002"}
-"""SQLSTATEs of a table or an index that the server cannot read."""
-
-OUT_OF_SPACE_STATES = {"53100", "53200"}
-"""SQLSTATEs of a server that has no disk space or memory left."""
-
-READ_ONLY_STATE = "25006"
-"""The SQLSTATE of a write to a standby or a read-only database."""
-
-CANCELED_STATE = "57014"
-"""The SQLSTATE of a statement that the server canceled."""
-
-PERMISSION_STATE = "42501"
-"""The SQLSTATE of a missing privilege."""
-
-SAFE_MESSAGE_CLASSES = {"08", "25", "28", "3D", "40", "53", "55", "57", "58", "XX"}
-"""SQLSTATE classes whose messages contain no values and no SQL."""
+SAFE_MESSAGES = ("08", "25", "28", "3D", "3F000", "40", "42501", "42703", "42P01", "53", "55", "57", "58", "XX")
+"""SQLSTATEs, and beginnings of them, whose messages contain no values and no SQL."""
 
 _MISSING_NAME = re.compile(r"no such (table|column): [\w.]+|table \w+ has no column named \w+")
 """SQLite's messages about a table or a column that does not exist."""
@@ -55,6 +35,41 @@ _SAFE_SQLITE_MESSAGE = re.compile(rf"[A-Z ]+ constraint failed(: [\w., ]+)?|{_MI
 
 APPEND_ONLY_MESSAGE = "The audit trail cannot be changed"
 """The message of the triggers of the audit trail."""
+
+
+_PROBLEMS: Mapping[str, tuple[type[AgentGitError], str, *tuple[Next, ...]]] = {
+    "42501": (NotAllowed, "denied permission: {}.", Next("grant")),
+    "57014": (Unavailable, "canceled a statement: {}. Raise its statement_timeout, then try again."),
+    "53100 53200 SQLITE_IOERR SQLITE_FULL SQLITE_NOMEM": (
+        Unavailable,
+        "could not be written: {}. Free some space, then try again.",
+    ),
+    "25006": (Unavailable, "cannot be written: {}. Connect to the primary server, or make it writable."),
+    "XX001 XX002 SQLITE_CORRUPT": (Corrupt, "is damaged: {}.", Next("fsck")),
+    "42P01 42703 3F000": (SchemaMismatch, "lacks something that agentgit needs: {}.", Next("check_schema")),
+    "22 54 SQLITE_TOOBIG SQLITE_MISMATCH SQLITE_RANGE": (
+        InvalidInput,
+        "cannot store a value: {}. Use a smaller one, or one without NUL characters.",
+    ),
+    # Not `TransactionConflict`, because SQLite has already waited that long.
+    "SQLITE_BUSY SQLITE_LOCKED": (
+        Unavailable,
+        f"was locked for {BUSY_SECONDS} s. Close the program that uses it, then try again.",
+    ),
+    "SQLITE_READONLY SQLITE_PERM SQLITE_AUTH": (
+        Unavailable,
+        "cannot be written. Give this user write permission for the file and its folder.",
+    ),
+    "SQLITE_CANTOPEN": (
+        Unavailable,
+        "cannot be opened. Check that its folder exists and this user can write to it.",
+    ),
+    "SQLITE_NOTADB": (
+        SchemaMismatch,
+        "is not a SQLite database. Use another path; this file was not changed.",
+    ),
+}
+"""What an error of a driver becomes, by the beginnings of its SQLSTATE or of SQLite's name of it."""
 
 
 class TransactionConflict(Unavailable):
@@ -92,13 +107,12 @@ def translate_error(error: Exception, database_name: str, *, committing: bool | 
         is_dbapi_error(error, "IntegrityError") and state is None and driver_message.startswith(UNIQUE_VIOLATION)
     ):
         return ConstraintRace(database_name, text, driver_message)
-    specific_error = (
-        _error_of_sqlstate(state, text, database_name)
-        if state is not None
-        else _error_of_sqlite(error, text, database_name)
-    )
-    if specific_error is not None:
-        return specific_error
+    code = state or getattr(error, "sqlite_errorname", None) or ""
+    if state is None and _MISSING_NAME.match(driver_message):
+        code = "42P01"
+    for beginnings, (kind, problem, *next_steps) in _PROBLEMS.items():
+        if code.startswith(tuple(beginnings.split())):
+            return kind(f"{database_name} {problem.format(text)}", *next_steps)
     if not is_dbapi_error(error, "OperationalError") or getattr(error, "sqlite_errorcode", None) is not None:
         return _refused_statement(database_name, text)
     if "too many clients" in driver_message or "connection slots" in driver_message:
@@ -125,7 +139,7 @@ def _safe_message(error: Exception, text: str, state: str | None) -> str:
     if state is None:
         return text if is_dbapi_error(error, "OperationalError") else kind
     diagnostics = getattr(error, "diag", None)
-    if state[:2] in SAFE_MESSAGE_CLASSES or state in UNDEFINED_NAME_STATES or state == PERMISSION_STATE:
+    if state.startswith(SAFE_MESSAGES):
         return getattr(diagnostics, "message_primary", None) or kind
     names = [getattr(diagnostics, f"{one}_name", None) for one in ("constraint", "table", "column")]
     location = ", ".join(filter(None, names))
@@ -139,67 +153,6 @@ def _refused_statement(database_name: str, text: str) -> AgentGitError:
         "is a bug: please report it.",
         Next("fsck"),
     )
-
-
-def _error_of_sqlstate(state: str, text: str, database_name: str) -> AgentGitError | None:
-    """Return the error for an SQLSTATE; None if its meaning depends on the connection."""
-    if state == PERMISSION_STATE:
-        return NotAllowed(f"{database_name} denied permission: {text}.", Next("grant"))
-    if state == CANCELED_STATE:
-        return Unavailable(
-            f"{database_name} canceled a statement: {text}. Raise its statement_timeout, then try again."
-        )
-    if state in OUT_OF_SPACE_STATES:
-        return Unavailable(f"{database_name} could not be written: {text}. Free some space, then try again.")
-    if state == READ_ONLY_STATE:
-        return Unavailable(
-            f"{database_name} cannot be written: {text}. Connect to the primary server, or make it writable."
-        )
-    if state in CORRUPT_STATES:
-        return Corrupt(f"{database_name} is damaged: {text}.", Next("fsck"), row="the database")
-    if state in UNDEFINED_NAME_STATES:
-        return _schema_mismatch(database_name, text)
-    if state[:2] in BAD_VALUE_CLASSES:
-        return _bad_value(database_name, text)
-    return _refused_statement(database_name, text) if state[:2] == "23" else None
-
-
-def _bad_value(database_name: str, text: str) -> AgentGitError:
-    return InvalidInput(
-        f"{database_name} cannot store a value: {text}. Use a smaller one, or one without NUL characters."
-    )
-
-
-def _schema_mismatch(database_name: str, text: str) -> AgentGitError:
-    return SchemaMismatch(f"{database_name} lacks something that agentgit needs: {text}.", Next("check_schema"))
-
-
-def _error_of_sqlite(error: Exception, text: str, database_name: str) -> AgentGitError | None:
-    name = getattr(error, "sqlite_errorname", None) or ""
-    if name.startswith(("SQLITE_BUSY", "SQLITE_LOCKED")):
-        # Not `TransactionConflict`, because SQLite has already waited that long.
-        return Unavailable(
-            f"{database_name} was locked for {BUSY_SECONDS} s. Close the program that uses it, then try again."
-        )
-    if name.startswith(("SQLITE_READONLY", "SQLITE_PERM", "SQLITE_AUTH")):
-        return Unavailable(
-            f"{database_name} cannot be written. Give this user write permission for the file and its folder."
-        )
-    if name.startswith("SQLITE_CANTOPEN"):
-        return Unavailable(
-            f"{database_name} cannot be opened. Check that its folder exists and this user can write to it."
-        )
-    if name.startswith("SQLITE_CORRUPT"):
-        return Corrupt(f"{database_name} is damaged: {text}.", Next("fsck"), row="the database file")
-    if name == "SQLITE_NOTADB":
-        return SchemaMismatch(f"{database_name} is not a SQLite database. Use another path; this file was not changed.")
-    if name.startswith(("SQLITE_IOERR", "SQLITE_FULL", "SQLITE_NOMEM")):
-        return Unavailable(f"{database_name} could not be written: {text}. Free some space, then try again.")
-    if name in ("SQLITE_TOOBIG", "SQLITE_MISMATCH", "SQLITE_RANGE"):
-        return _bad_value(database_name, text)
-    if _MISSING_NAME.match(str(error)):
-        return _schema_mismatch(database_name, text)
-    return None
 
 
 def unreadable_row(table: str, key: object) -> Corrupt:

@@ -45,10 +45,6 @@ class Bound(NamedTuple):
     row_key: str
 
 
-class UnencryptedValue(Corrupt):
-    """A value is unencrypted in a database in which every value must be encrypted."""
-
-
 class Seal:
     """Encrypts and decrypts the values of one open database."""
 
@@ -149,8 +145,8 @@ def is_refused(seal: Seal | None, data: bytes) -> bool:
     return seal is not None and seal.is_fully_encrypted and parse_key_name(data) is None
 
 
-def unencrypted_value(place: str) -> UnencryptedValue:
-    return UnencryptedValue(
+def unencrypted_value(place: str) -> Corrupt:
+    return Corrupt(
         f"A value in {place} is not encrypted, although this database is: somebody without the key wrote it.",
         Next("fsck"),
         row=place,

@@ -13,10 +13,9 @@ import os
 import threading
 import time
 from collections.abc import Collection, Iterator
-from contextlib import closing, contextmanager, suppress
+from contextlib import closing, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
-from operator import attrgetter
 from typing import Any
 
 from sqlalchemy import Engine, PoolProxiedConnection
@@ -233,10 +232,6 @@ def _require_time(deadline: float) -> None:
         raise Unavailable(f"Another write to the same memory has not ended within {TIMEOUT_SECONDS:.0f} s. Try again.")
 
 
-LOCK_TIMEOUT_SECONDS = 600
-"""How long a writer waits for another one of this process. A garbage collection of a large database takes minutes."""
-
-
 @dataclass
 class TransactionState:
     database_key: str
@@ -271,26 +266,3 @@ def enter_transaction(state: TransactionState, name: str, *, has_one_connection:
     finally:
         state.is_open = False  # also in copies of the context
         _transactions.set(tuple(one for one in _transactions.get() if one.is_open))
-
-
-class TimedLock:
-    """A lock that raises an error if another thread holds it for too long."""
-
-    def __init__(self) -> None:
-        self._lock = threading.RLock()
-
-    __exit__ = property(attrgetter("_lock.__exit__"))
-    """Written in C, because Ctrl-C may come between the begin of a function of Python and its first statement."""
-
-    def __enter__(self) -> None:
-        try:
-            if self._lock.acquire(timeout=LOCK_TIMEOUT_SECONDS):
-                return
-        except BaseException:
-            with suppress(RuntimeError):  # of a lock that was not acquired yet when Ctrl-C came
-                self._lock.release()
-            raise
-        raise Unavailable(
-            f"Another thread of this program has been writing for {LOCK_TIMEOUT_SECONDS} s. If it runs gc or an "
-            "import whose progress callback waits for this call, call this afterwards. Otherwise, try again."
-        )

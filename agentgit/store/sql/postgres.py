@@ -11,11 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakKeyDictionary, WeakMethod
+from weakref import WeakKeyDictionary
 
 from sqlalchemy import URL, Connection, Engine, create_engine, event
 from sqlalchemy.exc import ArgumentError, DisconnectionError
-from sqlalchemy.util import await_only
+from sqlalchemy.pool import QueuePool
 
 from agentgit.errors import InvalidInput, Unavailable
 from agentgit.next_steps import Next
@@ -35,20 +35,13 @@ SYNC_COMMIT = Statement("SELECT set_config('synchronous_commit', 'on', true)")
 """Let a transaction wait for the disk after all."""
 
 
-def begin_manually(engine: Engine) -> None:
-    """Begin each transaction of an engine that was made with `MANUAL_BEGIN` with its first statement."""
-    event.listen(engine, "begin", _execute_begin)
-
-
 def _execute_begin(connection: Connection) -> None:
     options = connection.get_execution_options()
     if options.get(_BATCHED) or options.get("isolation_level") == MANUAL_BEGIN["isolation_level"]:
         return  # its batch sends BEGIN, or the connection is in autocommit mode
     driver: Any = connection.connection.driver_connection
     # Never prepared, because an external pooler may use another server connection the next time.
-    pending = driver.execute("BEGIN", prepare=False)
-    if connection.dialect.is_async:
-        await_only(pending)
+    driver.execute("BEGIN", prepare=False)
 
 
 @contextmanager
@@ -94,46 +87,47 @@ class _IdlePools:
     def after_fork(self) -> None:
         """Begin without pools and without the thread, which stay with the parent."""
         self._lock, self._thread = threading.Lock(), threading.Thread()
-        self._pools: WeakKeyDictionary[Engine, tuple[float, WeakMethod[Callable[[], None]]]] = WeakKeyDictionary()
+        self._used_at: WeakKeyDictionary[Engine, float] = WeakKeyDictionary()
 
-    def use(self, engine: Engine, close: Callable[[], None]) -> None:
-        """Note that a pool is used now."""
+    def use(self, engine: Engine) -> None:
+        """Note that the pool of an engine is used now."""
         with self._lock:
-            self._pools[engine] = time.monotonic(), WeakMethod(close)
+            self._used_at[engine] = time.monotonic()
             if not self._thread.is_alive():
                 self._thread = threading.Thread(target=self._run, name="agentgit-idle-connections", daemon=True)
                 self._thread.start()
 
     def _run(self) -> None:
-        while (ended := self._take_idle()) is not None:
-            for close in ended:
-                if (method := close()) is not None:
-                    method()
+        while (idle := self._take_idle()) is not None:
+            for engine in idle:
+                engine.dispose()
             time.sleep(CLOSE_SECONDS / 4)
 
-    def _take_idle(self) -> list[WeakMethod[Callable[[], None]]] | None:
-        """Remove the pools that nobody uses, and return what closes them; None if there are no pools."""
+    def _take_idle(self) -> list[Engine] | None:
+        """Remove the engines whose pools nobody uses, and return them; None if there are no engines."""
         with self._lock:
-            if not self._pools:
+            if not self._used_at:
                 self._thread = threading.Thread()  # the next use starts another one
                 return None
-            ended = []
-            for engine, (used_at, close) in list(self._pools.items()):
-                pool: Any = engine.pool
-                if time.monotonic() - used_at > CLOSE_SECONDS and not pool.checkedout():
-                    del self._pools[engine]
-                    ended.append(close)
-            return ended
+            now = time.monotonic()
+            idle = [
+                engine
+                for engine, used_at in self._used_at.items()
+                if now - used_at > CLOSE_SECONDS and isinstance(engine.pool, QueuePool) and not engine.pool.checkedout()
+            ]
+            for engine in idle:
+                del self._used_at[engine]
+            return idle
 
 
 _idle_pools = _IdlePools()
 
 
-def watch_idle(engine: Engine, close: Callable[[], None]) -> None:
+def _watch_idle(engine: Engine) -> None:
     """Ping connections of a pool that have been idle, and replace those that do not answer; close a pool in the end."""
 
     def ping_if_idle(dbapi_connection: Any, record: Any, _proxy: Any) -> None:
-        _idle_pools.use(engine, close)
+        _idle_pools.use(engine)
         now = time.monotonic()
         last_used = record.info.get(_LAST_USED, now)
         record.info[_LAST_USED] = now
@@ -148,7 +142,7 @@ def watch_idle(engine: Engine, close: Callable[[], None]) -> None:
 
 
 POOL_SIZE = 16
-"""The default maximum number of connections of one open database; with async, of each event loop."""
+"""The default maximum number of connections of one open database."""
 
 POOL_SECONDS = 30
 """The time that a transaction waits for a connection before it gives up."""
@@ -158,26 +152,24 @@ def create_server_engine(url: URL, pool_size: int, connect: Callable[[], Any] | 
     if pool_size < 1:
         raise InvalidInput(f"pool_size must be 1 or more, not {pool_size}.")
     try:
-        creator = {} if connect is None else {"creator": connect}
-        engine = create_engine(driver_url(url), **creator, **engine_options(pool_size))
+        engine = create_engine(
+            driver_url(url),
+            **({} if connect is None else {"creator": connect}),
+            **MANUAL_BEGIN,
+            hide_parameters=True,  # errors must not contain values or secrets
+            pool_size=pool_size,
+            max_overflow=0,  # to open a connection takes as long as several turns
+            pool_timeout=POOL_SECONDS,
+            pool_use_lifo=True,
+        )
     except ModuleNotFoundError as error:
         raise Unavailable("PostgreSQL needs its driver.", Next("install", package="agentgit[postgres]")) from error
     except ArgumentError as error:
         raise InvalidInput(f"{redacted_url(url)} cannot be used: {error}") from error
-    add_listeners(engine, url, engine.dispose)
+    _watch_idle(engine)
+    event.listen(engine, "begin", _execute_begin)
+    _detect_pooler(engine, _prepare_threshold(url))
     return engine
-
-
-def engine_options(pool_size: int) -> dict[str, Any]:
-    """Return the arguments of an engine, without overflow: to open a connection takes as long as several turns."""
-    return {
-        **MANUAL_BEGIN,
-        "hide_parameters": True,  # errors must not contain values or secrets
-        "pool_size": pool_size,
-        "max_overflow": 0,
-        "pool_timeout": POOL_SECONDS,
-        "pool_use_lifo": True,
-    }
 
 
 def driver_url(url: URL) -> URL:
@@ -185,21 +177,17 @@ def driver_url(url: URL) -> URL:
     return url.difference_update_query([PREPARE_THRESHOLD])
 
 
-def add_listeners(engine: Engine, url: URL, close: Callable[[], None]) -> None:
-    """Replace connections that were closed while they were idle, and prepare no statements behind a pooler."""
-    watch_idle(engine, close)
-    begin_manually(engine)
-    threshold = _prepare_threshold(url)
+def _detect_pooler(engine: Engine, threshold: int | None) -> None:
+    """Prepare statements after the number of runs that the URL gives; without one, none behind a pooler."""
     cached_is_pooled: list[bool] = []
     """Whether there is a pooler, which is checked once."""
 
-    def set_prepare_threshold(dbapi_connection: Any, _record: Any) -> None:
-        connection = getattr(dbapi_connection, "driver_connection", dbapi_connection)
+    def set_prepare_threshold(connection: Any, _record: Any) -> None:
         if threshold is not None:
             connection.prepare_threshold = threshold or None
             return
         if not cached_is_pooled:
-            cached_is_pooled.append(_is_pooled(dbapi_connection, connection))
+            cached_is_pooled.append(_is_pooled(connection))
         if cached_is_pooled[0]:
             connection.prepare_threshold = None
 
@@ -218,11 +206,8 @@ def _prepare_threshold(url: URL) -> int | None:
     raise InvalidInput(f"{PREPARE_THRESHOLD}={value} is not valid: use `none` or the number of runs before preparing.")
 
 
-def _is_pooled(dbapi_connection: Any, connection: Any) -> bool:
+def _is_pooled(connection: Any) -> bool:
     """Return whether the server's process id differs from the one reported when the connection was opened."""
-    cursor = dbapi_connection.cursor()
-    cursor.execute("SELECT pg_backend_pid()")
-    (server_pid,) = cursor.fetchone()
-    cursor.close()
-    dbapi_connection.rollback()
+    (server_pid,) = connection.execute("SELECT pg_backend_pid()").fetchone()
+    connection.rollback()
     return bool(server_pid != connection.info.backend_pid)

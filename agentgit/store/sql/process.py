@@ -33,10 +33,7 @@ from agentgit.store.sql.transaction import Reading, Writing
 
 
 class ForkListener(Protocol):
-    """An object that must act when its process forks."""
-
-    def before_fork(self) -> None:
-        """Close what a child process must not inherit."""
+    """An object that must act when its process forks; it may have a method `before_fork`, too."""
 
     def after_fork(self) -> None:
         """Reset the object in the child process. This must not close anything of the parent."""
@@ -56,7 +53,8 @@ def register_for_fork(listener: ForkListener) -> None:
 def _notify_before_fork() -> None:
     _fork_listeners_lock.acquire()
     for listener in list(_fork_listeners):
-        listener.before_fork()
+        if (before_fork := getattr(listener, "before_fork", None)) is not None:
+            before_fork()
 
 
 def _notify_after_fork() -> None:

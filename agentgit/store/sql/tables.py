@@ -66,7 +66,6 @@ OPERATION_STATUSES = (RUNNING, DONE, PARTIAL)
 class UserRow(TableRow, table=True):
     """A user, who owns sessions and makes checkpoints."""
 
-    __tablename__ = "user"
     __table_args__ = (UniqueConstraint("name"),)
     id: int = field(ID, primary_key=True)
     name: str = field(SafeText)
@@ -78,7 +77,6 @@ class UserRow(TableRow, table=True):
 class ApiKeyRow(TableRow, table=True):
     """An API key, or a link that gives a browser one. Only the SHA-256 of its secret is stored."""
 
-    __tablename__ = "api_key"
     __table_args__ = (
         Index(None, "user_id", "id"),
         column.reference("user_id", "user"),
@@ -101,7 +99,6 @@ class ExternalSessionRow(TableRow, table=True):
     `thread_id` is the id by which clients of a served graph know it. It stays when the session is renamed.
     """
 
-    __tablename__ = "external_session"
     __table_args__ = (
         UniqueConstraint("user_id", "session_name"),
         column.reference("user_id", "user"),
@@ -123,7 +120,6 @@ class ExternalSessionRow(TableRow, table=True):
 class SessionMemberRow(TableRow, table=True):
     """The role of a user in another user's session. `link_id` is the link that granted it, or 0."""
 
-    __tablename__ = "session_member"
     __table_args__ = (
         Index(None, "user_id"),
         column.reference("external_session_id", "external_session", cascade=True),
@@ -141,7 +137,6 @@ class SessionMemberRow(TableRow, table=True):
 class SessionLinkRow(TableRow, table=True):
     """A link with a token to join a session. Only the SHA-256 of its secret is stored."""
 
-    __tablename__ = "session_link"
     __table_args__ = (
         Index(None, "external_session_id"),
         column.reference("external_session_id", "external_session", cascade=True),
@@ -165,7 +160,6 @@ class InternalSessionRow(TableRow, table=True):
     its last checkpoint in the search index.
     """
 
-    __tablename__ = "internal_session"
     __table_args__ = (
         UniqueConstraint("external_session_id", "name"),
         UniqueConstraint("thread_id"),
@@ -209,7 +203,6 @@ class CheckpointRow(TableRow, table=True):
     recorded.
     """
 
-    __tablename__ = "checkpoint"
     __table_args__ = (
         UniqueConstraint("internal_session_id", "number"),
         # For the log, newest first, with the columns that it counts and filters by, so that the rows need not be read.
@@ -245,7 +238,6 @@ class CheckpointRow(TableRow, table=True):
 class TagRow(TableRow, table=True):
     """A name that a person gave to one checkpoint of a session. The checkpoint is kept as long as it has the tag."""
 
-    __tablename__ = "tag"
     __table_args__ = (
         Index(None, "checkpoint_id"),
         column.reference("checkpoint_id", "checkpoint"),
@@ -270,7 +262,6 @@ class SearchTextRow(TableRow, table=True):
     `words`, which has a GIN index. On SQLite they are in the FTS5 table `search_words`, under the same id.
     """
 
-    __tablename__ = "search_text"
     __table_args__ = (
         Index(None, "internal_session_id", "number"),
         column.reference("internal_session_id", "internal_session", cascade=True),
@@ -292,7 +283,6 @@ class WorkspaceSnapshotRow(TableRow, table=True):
     `changed_by` says who changed the files since the row before; see `agentgit.effects.files`.
     """
 
-    __tablename__ = "workspace_snapshot"
     __table_args__ = (
         column.reference(
             "external_session_id internal_session_id", "internal_session external_session_id id", cascade=True
@@ -323,7 +313,6 @@ class ToolInvocationRow(TableRow, table=True):
     `parent_id` is the call whose tool made this one.
     """
 
-    __tablename__ = "tool_invocation"
     __table_args__ = (
         UniqueConstraint("internal_session_id", "arrival"),
         Index(None, "external_session_id", "status"),
@@ -377,7 +366,6 @@ class ToolInvocationRow(TableRow, table=True):
 class WorldLogRow(TableRow, table=True):
     """The order in which effects happened in the world of a session, across its branches."""
 
-    __tablename__ = "world_log"
     __table_args__ = (
         Index(None, "invocation_id"),
         Index(None, "operation_id", **partial_index("operation_id IS NOT NULL")),
@@ -397,7 +385,6 @@ class WorldLogRow(TableRow, table=True):
 class OperationRow(TableRow, table=True):
     """A rollback or fork, in progress or done. `status`, `report`, `owner` and `lease_until` change."""
 
-    __tablename__ = "operation"
     __table_args__ = (
         UniqueConstraint("external_session_id", "request_id"),
         Index(None, "target_id", **partial_index("target_id IS NOT NULL")),
@@ -434,7 +421,6 @@ class GraphCheckpointRow(TableRow, table=True):
     the subgraph remembers.
     """
 
-    __tablename__ = "graph_checkpoint"
     __table_args__ = (
         UniqueConstraint("thread_id", "ns", "seq"),
         Index(None, "external_session_id"),
@@ -459,7 +445,6 @@ class GraphCheckpointRow(TableRow, table=True):
 class GraphWriteRow(TableRow, table=True):
     """A write that a task made on top of a graph checkpoint."""
 
-    __tablename__ = "graph_write"
     __table_args__ = (Index(None, "external_session_id"),)
     thread_id: str = field(SafeText, primary_key=True)
     ns: str = field(SafeText, primary_key=True)
@@ -483,14 +468,13 @@ class BlobRow(TableRow, table=True):
     copies are one family.
     """
 
-    __tablename__ = "blob"
     __table_args__ = (CheckConstraint("codec BETWEEN 0 AND 3", name="codec"),)
     external_session_id: int = field(ID, primary_key=True)
     hash: bytes = field(LargeBinary, primary_key=True)
     type: str = field(Text)
     codec: int = field(Integer)
     size: int = field(Integer)
-    data: bytes = field(Payload("blob.data", is_hashed=True))
+    data: bytes = field(Payload("blob.data", is_bound=False))
 
 
 class EventRow(TableRow, table=True):
@@ -501,7 +485,6 @@ class EventRow(TableRow, table=True):
     event that belongs to no session. `owner_id` is the owner of the session, and `user_id` is the user who acted.
     """
 
-    __tablename__ = "event"
     __table_args__ = (
         Index(None, "epoch", "ordinal"),
         Index(None, "owner_id", "epoch", "ordinal", "id"),
@@ -527,7 +510,6 @@ class EncryptionKeyRow(TableRow, table=True):
     The proof reveals another key of the same name, and tells whether the database has unencrypted values.
     """
 
-    __tablename__ = "encryption_key"
     id: str = field(Text, primary_key=True)
     proof: bytes = field(LargeBinary)
     created_at: datetime = field(UTCDateTime)

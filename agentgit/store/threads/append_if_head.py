@@ -12,17 +12,15 @@ stores nothing, and the checkpoint is stored like any other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NoReturn
+from typing import NoReturn
 
 from sqlalchemy import bindparam, exists, select
 from sqlalchemy.dialects import postgresql
 
 from agentgit.errors import Conflict
 from agentgit.store.objects.lru import LRUCache
-from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
+from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
-from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads.graph_rows import NAMESPACE_COLUMNS, GraphCheckpoint, GraphKey, parameter_conditions, upsert
 
 MAX_SEEN_CHECKPOINTS = 100_000
@@ -85,10 +83,6 @@ class NewestCheckpoints:
         return checkpoint if checkpoint is not None and checkpoint.key.checkpoint_id == checkpoint_id else None
 
 
-def put_after(transaction: Reading, values: Mapping[str, Any], parent: GraphCheckpoint) -> PendingResult:
-    return _UPSERT_IF_NEWEST.submit(transaction, {**values, "parent_hash": parent.state_hash})
-
-
 _other = GRAPH_CHECKPOINT.alias("other")
 _newest = (
     select(_other.c.checkpoint_id, _other.c.state_hash)
@@ -100,4 +94,4 @@ _newest = (
 _is_parent = exists().where(
     _newest.c.checkpoint_id == bindparam("parent_id"), _newest.c.state_hash == bindparam("parent_hash")
 )
-_UPSERT_IF_NEWEST = CompiledStatement({"postgresql": upsert(postgresql, ["seq"], _is_parent)})
+UPSERT_IF_NEWEST = CompiledStatement({"postgresql": upsert(postgresql, ["seq"], _is_parent)})

@@ -9,7 +9,7 @@ the value in the hash of the state, and the value is not shown.
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from functools import partial
@@ -37,6 +37,7 @@ from agentgit.store.threads.graph_rows import (
     parameter_conditions,
     parse_graph_checkpoint,
     parse_pending_writes,
+    parse_writes_by_checkpoint,
 )
 
 ANCESTORS_PER_QUERY = 64
@@ -48,14 +49,8 @@ def ancestors(transaction: Reading, start: GraphCheckpoint) -> Iterator[GraphChe
     seen_ids = {start.key.checkpoint_id}
     checkpoint = start
     while checkpoint.parent_id is not None:
-        rows = _ANCESTORS.all(
-            transaction,
-            {
-                **_namespace_parameters(checkpoint),
-                "first": checkpoint.parent_id,
-                "steps": ANCESTORS_PER_QUERY,
-            },
-        )
+        parameters = {**start.key.columns(), "first": checkpoint.parent_id, "steps": ANCESTORS_PER_QUERY}
+        rows = _ANCESTORS.all(transaction, parameters)
         for row in rows:
             checkpoint = parse_graph_checkpoint(row)
             if checkpoint.key.checkpoint_id in seen_ids:  # damaged rows form a cycle
@@ -64,23 +59,6 @@ def ancestors(transaction: Reading, start: GraphCheckpoint) -> Iterator[GraphChe
             yield checkpoint
         if len(rows) < ANCESTORS_PER_QUERY:
             return
-
-
-def read_writes(
-    transaction: Reading, checkpoints: Sequence[GraphCheckpoint], channels: Iterable[str]
-) -> Mapping[str, list[PendingWrite]]:
-    """Read the writes to some channels on some checkpoints of one namespace. Return them in order, by checkpoint id."""
-    rows_by_id: dict[str, list[Any]] = {checkpoint.key.checkpoint_id: [] for checkpoint in checkpoints}
-    ids, names = list(rows_by_id), list(channels)
-    for id_batch in slices(ids, ANCESTORS_PER_QUERY):
-        parameters = {**_namespace_parameters(checkpoints[0]), "ids": id_batch, "names": names}
-        for row in transaction.execute(_WRITES_QUERY, parameters).all():
-            rows_by_id[row.checkpoint_id].append(row)
-    return {checkpoint_id: parse_pending_writes(rows) for checkpoint_id, rows in rows_by_id.items()}
-
-
-def _namespace_parameters(checkpoint: GraphCheckpoint) -> dict[str, Any]:
-    return dict(zip(NAMESPACE_COLUMNS, (checkpoint.key.thread, checkpoint.key.ns), strict=True))
 
 
 def _ancestors_query() -> Any:
@@ -152,12 +130,14 @@ class DeltaValueStore:
     ) -> DeltaValues:
         """Compute the values that the parent does not have. The cost depends only on the writes since the parent."""
         delta_values = DeltaValues(names=sorted(draft.folds))
+        parent_writes: list[PendingWrite] = []
         if parent is not None:
-            delta_values.digests = {
-                name: digest for name, digest in parent.digests.items() if name in names & unchanged
-            }
+            known = parent.digests.items()
+            delta_values.digests = {name: digest for name, digest in known if name in names & unchanged}
             names = names - delta_values.digests.keys()
-        parent_writes = self._read_parent_writes(transaction, graph_key, parent) if names else []
+            # On the new thread, even if the parent is on another one, because a late write exists only here.
+            parent_key = graph_key._replace(checkpoint_id=parent.key.checkpoint_id)
+            parent_writes = parse_pending_writes(WRITES.all(transaction, parent_key.columns())) if names else []
         bodies = read_values(
             transaction,
             self._blobs,
@@ -177,22 +157,14 @@ class DeltaValueStore:
             if value is not None:
                 delta_values.computed[name] = value
             else:
-                delta_values.digests[name] = sha256(_parent_hash(parent, name) + b"".join(hashes)).digest()
+                known_hash = (parent.digests.get(name) or parent.values.get(name, b"")) if parent is not None else b""
+                delta_values.digests[name] = sha256(known_hash + b"".join(hashes)).digest()
         return delta_values
 
     def cache(self, delta_values: DeltaValues, session_id: int, hashes: Mapping[str, bytes]) -> None:
         """Cache the computed values by the session and the hashes under which they were stored."""
         if delta_values.computed:
             self._by_hash.add(((session_id, hashes[name]), value) for name, value in delta_values.computed.items())
-
-    def _read_parent_writes(
-        self, transaction: Reading, graph_key: GraphKey, parent: GraphCheckpoint | None
-    ) -> list[PendingWrite]:
-        if parent is None:
-            return []
-        # On the new thread, even if the parent is on another one, because a late write exists only here.
-        parent_key = GraphKey(graph_key.thread, graph_key.ns, parent.key.checkpoint_id)
-        return parse_pending_writes(WRITES.all(transaction, parent_key.columns()))
 
     def _read_earlier(
         self, transaction: Reading, parent: GraphCheckpoint | None, name: str
@@ -204,16 +176,12 @@ class DeltaValueStore:
             key = parent.values[name]
             return read_values(transaction, self._blobs, [(parent.session_id, key)])[key], []
         writes, seeds = self.history(transaction, parent, [name])
-        if not seeds and not self._has_all_ancestors(transaction, parent):
+        if not seeds and [parent, *ancestors(transaction, parent)][-1].parent_id is not None:
             return None
         write_keys = [(write.session_id, write.value) for write in writes[name]]
         seed_keys = [(seeds[name].session_id, seeds[name].channels[name])] if seeds else []
         bodies = read_values(transaction, self._blobs, [*write_keys, *seed_keys])
         return (bodies[seed_keys[0][1]] if seed_keys else None), [bodies[key] for _, key in write_keys]
-
-    def _has_all_ancestors(self, transaction: Reading, start: GraphCheckpoint) -> bool:
-        path = [start, *ancestors(transaction, start)]
-        return path[-1].parent_id is None
 
     def history(
         self, transaction: Reading, start: GraphCheckpoint, channels: Sequence[str]
@@ -228,20 +196,18 @@ class DeltaValueStore:
             missing_channels -= ancestor.channels.keys()
             if not missing_channels:
                 break
-        writes_by_id = read_writes(transaction, chain, channels)
+        rows = [
+            row
+            for ids in slices([ancestor.key.checkpoint_id for ancestor in chain], ANCESTORS_PER_QUERY)
+            for row in transaction.execute(_WRITES_QUERY, {**start.key.columns(), "ids": ids, "names": list(channels)})
+        ]
+        writes_by_id = parse_writes_by_checkpoint(rows)
         return {
             name: [
                 write
                 for ancestor in reversed(chain[: chain_lengths.get(name)])
-                for write in writes_by_id[ancestor.key.checkpoint_id]
+                for write in writes_by_id.get(ancestor.key.checkpoint_id, ())
                 if write.channel == name
             ]
             for name in channels
         }, seeds
-
-
-def _parent_hash(parent: GraphCheckpoint | None, name: str) -> bytes:
-    """Return the digest or the hash of a channel in the parent; empty if it has neither."""
-    if parent is None:
-        return b""
-    return parent.digests.get(name) or parent.values.get(name, b"")

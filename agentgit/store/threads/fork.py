@@ -187,8 +187,9 @@ class _RowCollector:
             if row.root_seq is None or row.root_id in ancestor_ids:
                 nearest[row.ns] = row
         for ns, row in nearest.items():
-            condition = and_(self._is_of_thread(), GRAPH_CHECKPOINT.c.ns == ns, GRAPH_CHECKPOINT.c.seq == row.seq)
-            full_row = self.transaction.execute(select(GRAPH_CHECKPOINT).where(condition).limit(1)).first()
+            c = GRAPH_CHECKPOINT.c
+            newest = (c.thread_id == self.graph_key.thread, c.ns == ns, c.seq == row.seq)
+            full_row = self.transaction.execute(select(GRAPH_CHECKPOINT).where(*newest)).first()
             if full_row is None:
                 raise missing_row("graph checkpoint", f"{row.ns}/{row.seq}")
             yield full_row
@@ -196,17 +197,14 @@ class _RowCollector:
     def _read_ancestor_ids(self) -> set[str]:
         """Return the ids of the ancestors of the forked checkpoint, read in one statement."""
         columns = GRAPH_CHECKPOINT.c
-        forked_row = and_(self._is_of_thread(), columns.ns == "", columns.checkpoint_id == self.graph_key.checkpoint_id)
-        walk = select(columns.parent_id).where(forked_row).cte("walk", recursive=True)
+        is_forked = self.graph_key.conditions(GRAPH_CHECKPOINT)
+        walk = select(columns.parent_id).where(*is_forked).cte("walk", recursive=True)
         older = GRAPH_CHECKPOINT.alias("older")
         step = select(older.c.parent_id).where(
             older.c.thread_id == self.graph_key.thread, older.c.ns == "", older.c.checkpoint_id == walk.c.parent_id
         )
         # A union without duplicates ends, even if damaged rows form a cycle.
         return set(self.transaction.execute(select(walk.union(step))).scalars()) - {None}
-
-    def _is_of_thread(self) -> Any:
-        return GRAPH_CHECKPOINT.c.thread_id == self.graph_key.thread
 
     def _load_row(self, graph_key: GraphKey, statement: CompiledStatement = ONE) -> Row[Any]:
         row: Row[Any] | None = statement.first(self.transaction, graph_key.columns())
@@ -215,8 +213,7 @@ class _RowCollector:
         return row
 
     def _load_writes(self, row: Row[Any]) -> Rows:
-        graph_key = GraphKey(row.thread_id, row.ns, row.checkpoint_id)
-        stored = WRITES.all(self.transaction, graph_key.columns())
+        stored = WRITES.all(self.transaction, GraphKey(row.thread_id, row.ns, row.checkpoint_id).columns())
         return [write._asdict() for write in stored if write.channel != ASKED]
 
 
@@ -228,12 +225,11 @@ def select_writes(rows: Rows, *, superseded: bool) -> Rows:
         if row["channel"] not in (RESUME, MODEL_CALLS):
             rows_by_task[row["task_id"]].append(row)
     if superseded:
-        # Writes of an input or an update have no path. They came after the checkpoint.
-        rows_by_task = {
-            id: task_rows for id, task_rows in rows_by_task.items() if _is_task_path(task_rows[0]["task_path"])
-        }
         if not open_tasks(rows):
             return []
+        # Writes of an input or an update have no path, and those of later steps one that begins so. They came later.
+        paths = {id: task_rows[0]["task_path"] for id, task_rows in rows_by_task.items()}
+        rows_by_task = {id: rows_by_task[id] for id, path in paths.items() if path and not path.startswith("~~")}
     task_writes = chain.from_iterable(
         _select_task_writes(each, superseded=superseded) for each in rows_by_task.values()
     )
@@ -259,11 +255,6 @@ def open_tasks(rows: Rows) -> set[str]:
     failed = {row["task_id"] for row in rows if row["channel"] == ERROR}
     handled = {row["task_id"] for row in rows if row["channel"] == ERROR_SOURCE}
     return interrupted | (failed - handled)
-
-
-def _is_task_path(path: str) -> bool:
-    """Return whether a write came from a task of the step rather than an input, an update or a later step."""
-    return path != "" and not path.startswith("~~")
 
 
 def has_memory(ns: str) -> bool:

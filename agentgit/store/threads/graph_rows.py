@@ -9,7 +9,9 @@ from hashlib import sha256
 from typing import Any, NamedTuple, TypeAlias
 
 from sqlalchemy import (
+    ColumnElement,
     LargeBinary,
+    Table,
     and_,
     bindparam,
     delete,
@@ -30,6 +32,7 @@ from agentgit.store.objects.content import Body, Encoded
 from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import unreadable_row
+from agentgit.store.sql.rows import insert_missing
 from agentgit.store.sql.tables import BRANCH, GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.sql.transaction import Reading
 from agentgit.values import UNREADABLE, as_object
@@ -86,13 +89,9 @@ class GraphKey(NamedTuple):
         """Return the key columns that identify the graph checkpoint in its tables."""
         return dict(zip(KEY_COLUMNS, self, strict=True))
 
-
-class Head(NamedTuple):
-    """The part of a graph checkpoint that a checkpoint of agentgit records."""
-
-    checkpoint_id: str
-    state_hash: bytes
-    message_count: int
+    def conditions(self, table: Table) -> list[ColumnElement[bool]]:
+        """Return the conditions for its rows in a table."""
+        return [table.c[name] == value for name, value in self.columns().items()]
 
 
 class GraphCheckpoint(NamedTuple):
@@ -184,13 +183,6 @@ class PendingWrite(NamedTuple):
     task_path: str = ""
 
 
-class Task(NamedTuple):
-    """The task that makes a write; `path` orders the tasks of a step."""
-
-    id: str
-    path: str = ""
-
-
 class GraphScope(NamedTuple):
     """A filter for the graph checkpoints to list; None means any."""
 
@@ -256,11 +248,14 @@ class NewCheckpoint(NamedTuple):
 class NewWrites(NamedTuple):
     """The writes of a task to store on top of a graph checkpoint: the index, channel and value of each.
 
+    `task_path` orders the tasks of a step.
+
     `model_calls` has the calls of a step that ended without a graph checkpoint.
     """
 
     key: GraphKey
-    task: Task
+    task_id: str
+    task_path: str
     writes: Sequence[tuple[int, str, Body]]
     model_calls: NewModelCalls | None = None
 
@@ -330,8 +325,8 @@ def parse_graph_checkpoint(row: Any) -> GraphCheckpoint:
 
 
 def parse_newest_state(row: Any) -> NewestState:
-    """Read a row of `NEWEST_WITH_STATUS`, or of an outer join with the same columns."""
-    if row is None or row.checkpoint_id is None:
+    """Read the newest graph checkpoint of a branch from a row of an outer join, with what is known about it."""
+    if row.checkpoint_id is None:
         return NewestState()
     return NewestState(parse_graph_checkpoint(row), bool(row.asks), bool(row.holds))
 
@@ -340,11 +335,19 @@ def parse_pending_writes(rows: Iterable[Any]) -> list[PendingWrite]:
     """Read rows of the table graph_write, by task path, task and index. Those of agentgit are left out."""
     # Sorted here, because databases differ in how they collate text.
     sorted_rows = sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx))
-    return [
-        PendingWrite(row.task_id, row.channel, row.value[:HASH_BYTES], row.external_session_id, row.task_path)
-        for row in sorted_rows
-        if row.channel not in (ASKED, MODEL_CALLS)
-    ]
+    return [parse_write(row) for row in sorted_rows if row.channel not in (ASKED, MODEL_CALLS)]
+
+
+def parse_write(row: Any) -> PendingWrite:
+    return PendingWrite(row.task_id, row.channel, row.value[:HASH_BYTES], row.external_session_id, row.task_path)
+
+
+def parse_writes_by_checkpoint(rows: Iterable[Any]) -> dict[str, list[PendingWrite]]:
+    """Read rows of one namespace as `parse_pending_writes` does, and return them by the id of their checkpoint."""
+    rows_by_id: dict[str, list[Any]] = {}
+    for row in rows:
+        rows_by_id.setdefault(row.checkpoint_id, []).append(row)
+    return {checkpoint_id: parse_pending_writes(found) for checkpoint_id, found in rows_by_id.items()}
 
 
 def parameter_conditions(table: Any, *names: str) -> list[Any]:
@@ -406,8 +409,7 @@ NAMESPACE_COLUMNS = ("thread_id", "ns")
 KEY_COLUMNS = (*NAMESPACE_COLUMNS, "checkpoint_id")
 UPSERT = CompiledStatement({name: upsert(dialect, kept_columns=["seq"]) for name, dialect in _DIALECTS.items()})
 REPLACE_WRITES = CompiledStatement({name: _upsert_write(dialect) for name, dialect in _DIALECTS.items()})
-_add_writes = {name: dialect.insert(GRAPH_WRITE).on_conflict_do_nothing() for name, dialect in _DIALECTS.items()}
-ADD_WRITES = CompiledStatement(_add_writes)
+ADD_WRITES = insert_missing(GRAPH_WRITE)
 _by_key = select(GRAPH_CHECKPOINT).where(*parameter_conditions(GRAPH_CHECKPOINT, *KEY_COLUMNS))
 _newest = (
     select(GRAPH_CHECKPOINT)
@@ -445,20 +447,11 @@ def is_newest(thread_id: Any) -> Any:
     )
 
 
-NEWEST_WITH_STATUS = CompiledStatement(_newest.add_columns(HAS_INTERRUPT.label("asks"), HAS_CONTENT.label("holds")))
-"""The newest graph checkpoint, with `asks` (it waits for a person's answer) and `holds` (it has pending writes, or a
-subgraph saved something below it)."""
 # Locked, so that nobody deletes it, and then its values, before the next one is stored. SQLite has only one writer.
 NEWEST_LOCKED = CompiledStatement(_newest.with_for_update(read=True, key_share=True))
 CHECKPOINT_EXISTS = CompiledStatement(_by_key.with_only_columns(GRAPH_CHECKPOINT.c.seq))
 WRITES = CompiledStatement(select(GRAPH_WRITE).where(*parameter_conditions(GRAPH_WRITE, *KEY_COLUMNS)))
-_key_query = select(GRAPH_CHECKPOINT.c.thread_id, GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.checkpoint_id)
-_newest_key = (
-    _key_query.where(*parameter_conditions(GRAPH_CHECKPOINT, *NAMESPACE_COLUMNS))
-    .order_by(GRAPH_CHECKPOINT.c.seq.desc())
-    .limit(1)
-    .subquery()
-)
+_newest_key = _newest.with_only_columns(*(GRAPH_CHECKPOINT.c[name] for name in KEY_COLUMNS)).subquery()
 WRITES_OF_NEWEST = CompiledStatement(
     select(_newest_key.c.checkpoint_id.label("newest"), GRAPH_WRITE).join_from(
         _newest_key,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,7 @@ from sqlalchemy import literal, select, tuple_
 
 from agentgit.errors import NotFound
 from agentgit.store.objects.blobs import BlobStore, NewValues, compact, pack, readable
-from agentgit.store.objects.content import Body, Content, Encoded
+from agentgit.store.objects.content import Content
 from agentgit.store.objects.packing import split_hashes
 from agentgit.store.objects.plain_values import NOT_COMPUTED, show_message, show_state
 from agentgit.store.sql.compiled_statement import PendingResult
@@ -20,9 +19,9 @@ from agentgit.store.sql.tables import GRAPH_CHECKPOINT
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads import fork, lifecycle, model_calls, pending_writes
 from agentgit.store.threads.append_if_head import (
+    UPSERT_IF_NEWEST,
     NewestCheckpoints,
     SeenCheckpoints,
-    put_after,
     raise_deleted,
     require_newest_parent,
 )
@@ -36,7 +35,6 @@ from agentgit.store.threads.graph_rows import (
     MODEL_CALLS,
     NEWEST,
     NEWEST_LOCKED,
-    NEWEST_WITH_STATUS,
     ONE,
     REPLACE_WRITES,
     RESUME,
@@ -48,51 +46,25 @@ from agentgit.store.threads.graph_rows import (
     GraphCheckpoint,
     GraphKey,
     GraphScope,
-    Head,
     Namespace,
     NewCheckpoint,
-    NewestState,
     NewModelCalls,
     NewRows,
     NewWrites,
     PendingWrite,
-    Task,
     conversation_channel,
     count_messages,
     hash_state,
     is_shown,
     may_have,
     parse_graph_checkpoint,
-    parse_newest_state,
     parse_pending_writes,
     state_channels,
     unchanged_channels,
 )
 from agentgit.store.threads.owners import SESSION_THREAD_PREFIX, ThreadOwners, copy_values_of_thread
 
-__all__ = [
-    "Draft",
-    "Encoded",
-    "GraphCheckpoint",
-    "GraphKey",
-    "GraphScope",
-    "GraphStore",
-    "Head",
-    "PendingWrite",
-    "Task",
-]
-
-
 NOTHING_KNOWN: Mapping[Namespace, GraphCheckpoint | None] = {}
-
-
-@dataclass
-class _RowsToInsert:
-    """The rows of a write, by table; the values also by their owner."""
-
-    values: defaultdict[int, NewValues] = field(default_factory=lambda: defaultdict(NewValues))
-    checkpoints: list[dict[str, Any]] = field(default_factory=list)
-    writes: list[dict[str, Any]] = field(default_factory=list)
 
 
 class GraphStore:
@@ -111,44 +83,48 @@ class GraphStore:
 
     # -- writing
 
-    def put(self, transaction: Writing, graph_key: GraphKey, draft: Draft) -> Head:
+    def put(self, transaction: Writing, new: NewCheckpoint) -> GraphCheckpoint:
         """Store a graph checkpoint, or replace it and keep its `seq`."""
-        stored = self.write(transaction, [NewCheckpoint(graph_key, draft)])[graph_key.namespace]
+        stored = self.write(transaction, [new])[new.key.namespace]
         assert stored is not None  # noqa: S101  # it was just stored
         if not transaction.is_sqlite:
             self.newest_checkpoints.add(stored)
-        return Head(graph_key.checkpoint_id, stored.state_hash, stored.message_count)
+        return stored
 
-    def put_writes(
-        self, transaction: Writing, graph_key: GraphKey, task: Task, writes: Sequence[tuple[int, str, Body]]
-    ) -> None:
+    def put_writes(self, transaction: Writing, new: NewWrites) -> None:
         """Store the writes of a task. A write that exists is kept, or replaced if its index is negative."""
-        self._require_not_deleted(transaction, graph_key)
-        self.write(transaction, [NewWrites(graph_key, task, writes)])
+        self._require_not_deleted(transaction, new.key)
+        self.write(transaction, [new])
 
     def write(
         self,
         transaction: Writing,
-        entries: Iterable[NewRows],
+        entries: Sequence[NewRows],
         newest: Mapping[Namespace, GraphCheckpoint | None] = NOTHING_KNOWN,
         *,
         is_protected: bool = False,
     ) -> dict[Namespace, GraphCheckpoint | None]:
         """Store graph checkpoints and writes in order, with one statement for each table."""
         newest, stored = dict(newest), dict[GraphKey, GraphCheckpoint]()
-        if not is_protected:
-            entries = list(entries)
-            self._protect(transaction, {entry.key.thread for entry in entries})
+        if not is_protected and not transaction.is_sqlite:
+            # Keeps the values from being collected until this transaction ends.
+            for owner in sorted({self.owners.find(transaction, entry.key.thread) for entry in entries}):
+                self.blobs.of(owner).protect(transaction)
         # Values that are computed from stored writes must find those of the entries before.
         for batch in _split_before(entries, lambda entry: isinstance(entry, NewCheckpoint) and bool(entry.draft.folds)):
-            rows = _RowsToInsert()
-            with readable(transaction, rows.values):
+            values, checkpoints, writes = defaultdict[int, NewValues](NewValues), list[Any](), list[Any]()
+            with readable(transaction, values):
                 for entry in batch:
                     if isinstance(entry, NewWrites):
-                        rows.writes += self._encode_writes(transaction, entry, newest, rows.values)
+                        writes += self._encode_writes(transaction, entry, newest, values)
                     else:
-                        rows.checkpoints.append(self._encode_new(transaction, entry, newest, stored, rows.values))
-            self._insert(transaction, rows)
+                        checkpoints.append(self._encode_new(transaction, entry, newest, stored, values))
+            for owner in sorted(values):
+                self.blobs.of(owner).insert(transaction, values[owner])
+            replacing, adding = [row for row in writes if row["idx"] < 0], [row for row in writes if row["idx"] >= 0]
+            for statement, rows in ((UPSERT, checkpoints), (REPLACE_WRITES, replacing), (ADD_WRITES, adding)):
+                if rows:
+                    statement.run(transaction, *rows)
         return newest
 
     def _encode_new(
@@ -162,7 +138,7 @@ class GraphStore:
         """Return the columns of a graph checkpoint, and add it to what is known as newest and as stored."""
         graph_key, draft = new
         if graph_key.namespace not in newest:
-            row = NEWEST_LOCKED.first(transaction, self._namespace_columns(*graph_key.namespace))
+            row = NEWEST_LOCKED.first(transaction, graph_key.columns())
             newest[graph_key.namespace] = parse_graph_checkpoint(row) if row is not None else None
         last = newest[graph_key.namespace]
         owner = self.owners.find(transaction, graph_key.thread)
@@ -172,38 +148,17 @@ class GraphStore:
             self.blobs.of(owner).protect(transaction)
         parent = stored.get(graph_key._replace(checkpoint_id=draft.parent_id or ""))
         parent = parent or self._find_parent(transaction, graph_key, draft, last)
-        if parent is not None and parent.session_id != owner:
-            parent = self._copy_parent(transaction, parent, owner)
+        if parent is not None and parent.session_id != owner:  # as if it were here, with its values
+            source = self.blobs.of(parent.session_id)
+            source.protect(transaction)
+            hashes = [*parent.values.values(), *split_hashes(parent.model_calls or b"")]
+            self.blobs.of(owner).copy_from(transaction, source, hashes)
+            parent = parent._replace(session_id=owner)
         columns = self._encode_checkpoint(
             transaction, graph_key, owner, draft, parent, last.seq + 1 if last is not None else 1, values[owner]
         )
         stored[graph_key] = newest[graph_key.namespace] = parse_graph_checkpoint(SimpleNamespace(**columns))
         return columns
-
-    def _protect(self, transaction: Writing, threads: Iterable[str]) -> None:
-        """Keep the values of threads from being collected until this transaction ends."""
-        if not transaction.is_sqlite:
-            for owner in sorted({self.owners.find(transaction, thread) for thread in threads}):
-                self.blobs.of(owner).protect(transaction)
-
-    def _copy_parent(self, transaction: Writing, parent: GraphCheckpoint, owner: int) -> GraphCheckpoint:
-        """Copy the values of a parent in another session; return it as if it were in this one."""
-        source = self.blobs.of(parent.session_id)
-        source.protect(transaction)
-        hashes = [*parent.values.values(), *split_hashes(parent.model_calls or b"")]
-        self.blobs.of(owner).copy_from(transaction, source, hashes)
-        return parent._replace(session_id=owner)
-
-    def _insert(self, transaction: Writing, rows: _RowsToInsert) -> None:
-        for owner in sorted(rows.values):
-            self.blobs.of(owner).insert(transaction, rows.values[owner])
-        replacing, adding = (
-            [row for row in rows.writes if row["idx"] < 0],
-            [row for row in rows.writes if row["idx"] >= 0],
-        )
-        for statement, table_rows in ((UPSERT, rows.checkpoints), (REPLACE_WRITES, replacing), (ADD_WRITES, adding)):
-            if table_rows:
-                statement.run(transaction, *table_rows)
 
     def put_after(
         self, transaction: Writing, parent: GraphCheckpoint, graph_key: GraphKey, draft: Draft
@@ -213,7 +168,7 @@ class GraphStore:
         self.blobs.of(owner).protect(transaction)
         columns = self._encode_checkpoint(transaction, graph_key, owner, draft, parent, parent.seq + 1, values)
         self.blobs.of(owner).insert(transaction, values)
-        result = put_after(transaction, columns, parent)
+        result = UPSERT_IF_NEWEST.submit(transaction, {**columns, "parent_hash": parent.state_hash})
         self.newest_checkpoints.add(parse_graph_checkpoint(SimpleNamespace(**columns)))
         return result
 
@@ -250,7 +205,7 @@ class GraphStore:
         calls = self._encode_model_calls(transaction, owner, draft.model_calls, parent, values)
         run_id, parents = draft.meta.get("run_id"), draft.meta.get("parents") or {}
         return {
-            **self._key_columns(graph_key),
+            **graph_key.columns(),
             "external_session_id": owner,
             "seq": seq,
             "parent_id": draft.parent_id,
@@ -303,14 +258,14 @@ class GraphStore:
         return parent
 
     def _require_not_deleted(self, transaction: Reading, graph_key: GraphKey) -> None:
-        if graph_key in self.seen and CHECKPOINT_EXISTS.first(transaction, self._key_columns(graph_key)) is None:
+        if graph_key in self.seen and CHECKPOINT_EXISTS.first(transaction, graph_key.columns()) is None:
             raise_deleted(graph_key)
 
     def refuse_writes(self, transaction: Writing, graph_key: GraphKey) -> None:
         """Delete the writes that arrived before their refused graph checkpoint, and refuse further ones."""
         self.seen.add(graph_key)
-        if CHECKPOINT_EXISTS.first(transaction, self._key_columns(graph_key)) is None:
-            DELETE_WRITES.run(transaction, self._key_columns(graph_key))
+        if CHECKPOINT_EXISTS.first(transaction, graph_key.columns()) is None:
+            DELETE_WRITES.run(transaction, graph_key.columns())
 
     def _encode_writes(
         self,
@@ -323,16 +278,10 @@ class GraphStore:
         owner = self.owners.find(transaction, new.key.thread)
         bodies = [(body, None) for _, _, body in new.writes]
         hashes = self.content(owner).encode(transaction, bodies, values[owner])
-        hashes_by_channel = {channel: value for (_, channel, _), value in zip(new.writes, hashes, strict=True)}
-        rows = [
-            (
-                index,
-                channel,
-                # An interrupt keeps the answers that came before it, so that a fork can raise it again.
-                value + hashes_by_channel.get(RESUME, b"") if channel == INTERRUPT else value,
-            )
-            for (index, channel, _), value in zip(new.writes, hashes, strict=True)
-        ]
+        rows = [(index, channel, value) for (index, channel, _), value in zip(new.writes, hashes, strict=True)]
+        # An interrupt keeps the answers that came before it, so that a fork can raise it again.
+        answers = {INTERRUPT: next((value for _, channel, value in reversed(rows) if channel == RESUME), b"")}
+        rows = [(index, channel, value + answers.get(channel, b"")) for index, channel, value in rows]
         if new.model_calls is not None:
             before = newest.get(new.key.namespace)
             before = before if before is not None and before.key == new.key else self.find(transaction, new.key)
@@ -340,11 +289,11 @@ class GraphStore:
             rows += [(model_calls.WRITE_INDEX, MODEL_CALLS, calls)] if calls is not None else []
         return [
             {
-                **self._key_columns(new.key),
+                **new.key.columns(),
                 "external_session_id": owner,
-                "task_id": new.task.id,
+                "task_id": new.task_id,
                 "idx": index,
-                "task_path": new.task.path,
+                "task_path": new.task_path,
                 "channel": channel,
                 "value": value,
             }
@@ -380,18 +329,6 @@ class GraphStore:
             return source_owner
         return self.owners.find(transaction, target)
 
-    def delete_thread(self, transaction: Writing, thread: str) -> None:
-        """Delete the graph checkpoints and pending writes of a thread; see `lifecycle.delete_thread`."""
-        lifecycle.delete_thread(transaction, thread)
-
-    def delete_for_runs(self, transaction: Writing, run_ids: Sequence[str], *, sessions: bool = False) -> None:
-        """Delete the graph checkpoints of some runs; see `lifecycle.delete_for_runs`."""
-        lifecycle.delete_for_runs(transaction, run_ids, sessions=sessions)
-
-    def prune(self, transaction: Writing, thread: str) -> None:
-        """Keep only the newest graph checkpoint of each namespace; see `lifecycle.prune`."""
-        lifecycle.prune(transaction, thread)
-
     # -- reading
 
     def find(self, transaction: Reading, graph_key: GraphKey) -> GraphCheckpoint | None:
@@ -400,7 +337,7 @@ class GraphStore:
 
     def prefetch(self, transaction: Reading, graph_key: GraphKey) -> Callable[[], GraphCheckpoint | None]:
         """Send the query for one graph checkpoint; return a function that returns it, or None."""
-        result = ONE.submit(transaction, self._key_columns(graph_key))
+        result = ONE.submit(transaction, graph_key.columns())
         return lambda: parse_graph_checkpoint(row) if (row := result.first()) is not None else None
 
     def before_updates(self, transaction: Reading, newest: GraphCheckpoint) -> list[GraphCheckpoint]:
@@ -410,7 +347,7 @@ class GraphStore:
         """
         found = [newest]
         while found[-1].meta.get("source") == "update":
-            key = {**self._key_columns(found[-1].key), "external_session_id": newest.session_id}
+            key = {**found[-1].key.columns(), "external_session_id": newest.session_id}
             row = WITH_PARENT.first(transaction, key)
             before = row and self.find(
                 transaction, newest.key._replace(thread=row.thread_id, checkpoint_id=row.parent_id)
@@ -421,8 +358,8 @@ class GraphStore:
         return found
 
     def newest(self, transaction: Reading, thread: str, ns: str = "") -> GraphCheckpoint | None:
-        """Return the newest graph checkpoint of a namespace, or None."""
-        row = NEWEST.first(transaction, self._namespace_columns(thread, ns))
+        """Return the newest graph checkpoint of a namespace, by the order in which they were stored, or None."""
+        row = NEWEST.first(transaction, {"thread_id": thread, "ns": ns})
         return parse_graph_checkpoint(row) if row is not None else None
 
     def find_with_writes(
@@ -432,36 +369,23 @@ class GraphStore:
 
         Its model calls include those of the step that is not finished.
         """
-        if checkpoint_id is None:
-            namespace_columns = self._namespace_columns(thread, ns)
-            checkpoint_result, writes_result = (
-                NEWEST.submit(transaction, namespace_columns),
-                WRITES_OF_NEWEST.submit(transaction, namespace_columns),
-            )
-        else:
-            key_columns = self._key_columns(GraphKey(thread, ns, checkpoint_id))
-            checkpoint_result, writes_result = (
-                ONE.submit(transaction, key_columns),
-                WRITES.submit(transaction, key_columns),
-            )
+        statements, key = (NEWEST, WRITES_OF_NEWEST), {"thread_id": thread, "ns": ns}
+        if checkpoint_id is not None:
+            statements, key = (ONE, WRITES), key | {"checkpoint_id": checkpoint_id}
+        checkpoint_result, writes_result = [one.submit(transaction, key) for one in statements]
         row, rows = checkpoint_result.first(), writes_result.all()
         if row is None:
             return None
         checkpoint = parse_graph_checkpoint(row)
         if checkpoint_id is None:
             self.newest_checkpoints.add(checkpoint)
-            if any(
-                write_row.newest != row.checkpoint_id for write_row in rows
-            ):  # a newer one was stored between the two reads
-                rows = WRITES.all(transaction, self._key_columns(checkpoint.key))
+            # A newer one may have been stored between the two reads.
+            if any(write_row.newest != row.checkpoint_id for write_row in rows):
+                rows = WRITES.all(transaction, checkpoint.key.columns())
         calls = next((write_row.value for write_row in rows if write_row.channel == MODEL_CALLS), None)
         if calls is not None:
             checkpoint = checkpoint._replace(model_calls=calls)
         return checkpoint, parse_pending_writes([write_row for write_row in rows if write_row.channel is not None])
-
-    def newest_state(self, transaction: Reading, thread: str) -> NewestState:
-        """Return the newest graph checkpoint of a thread, with what is known about it."""
-        return parse_newest_state(NEWEST_WITH_STATUS.first(transaction, self._namespace_columns(thread, "")))
 
     def page(
         self,
@@ -514,19 +438,7 @@ class GraphStore:
 
     def writes(self, transaction: Reading, graph_key: GraphKey) -> list[PendingWrite]:
         """Return the pending writes of a graph checkpoint, ordered by task path, task and index."""
-        return parse_pending_writes(WRITES.all(transaction, self._key_columns(graph_key)))
-
-    def pack_pending_writes(self, transaction: Reading, graph_key: GraphKey) -> bytes:
-        """Return the current pending writes of a graph checkpoint in the form that a checkpoint stores.
-
-        See `agentgit.store.threads.pending_writes`.
-        """
-        return pending_writes.read(transaction, graph_key)
-
-    def head(self, transaction: Reading, thread: str) -> Head | None:
-        """Return the newest graph checkpoint of a thread, by the order in which they were stored and not by id."""
-        row = NEWEST.first(transaction, self._namespace_columns(thread, ""))
-        return _parse_head(row) if row is not None else None
+        return parse_pending_writes(WRITES.all(transaction, graph_key.columns()))
 
     def read_state(
         self, transaction: Reading, thread: str, checkpoint_id: str
@@ -537,7 +449,11 @@ class GraphStore:
         custom or encrypting serializer is shown as a text that says so, and so is one of a DeltaChannel that could not
         be computed from its writes.
         """
-        checkpoint = self._require_checkpoint(transaction, thread, checkpoint_id)
+        checkpoint = self.find(transaction, GraphKey(thread, "", checkpoint_id))
+        if checkpoint is None:
+            raise NotFound(
+                f"Thread {thread!r} has no graph checkpoint {checkpoint_id!r}. It may have been pruned or deleted."
+            )
         names = [name for name in (*checkpoint.values, *checkpoint.digests) if is_shown(name)]
         return self.values_at(transaction, checkpoint, names, checkpoint.conversation_channel)
 
@@ -551,15 +467,9 @@ class GraphStore:
         return state | {name: NOT_COMPUTED for name in names if name in checkpoint.digests}, messages
 
     def messages(
-        self, transaction: Reading, thread: str, checkpoint_id: str, last: int | None = None
-    ) -> list[dict[str, Any]]:
-        """Return the messages in LangChain's stored form, oldest first."""
-        return self.messages_at(transaction, self._require_checkpoint(transaction, thread, checkpoint_id), last)
-
-    def messages_at(
         self, transaction: Reading, checkpoint: GraphCheckpoint, last: int | None = None
     ) -> list[dict[str, Any]]:
-        """Return the messages of a graph checkpoint that was already read; see `messages`."""
+        """Return the messages of a graph checkpoint in LangChain's stored form, oldest first."""
         if last == 0:
             return []
         hashes = self.message_hashes(transaction, checkpoint)[-last if last else 0 :]
@@ -577,18 +487,6 @@ class GraphStore:
         leaves = self.blobs.of(session_id).get_many(transaction, hashes)
         return [show_message(leaves[key]) for key in hashes]
 
-    def _require_checkpoint(self, transaction: Reading, thread: str, checkpoint_id: str) -> GraphCheckpoint:
-        checkpoint = self.find(transaction, GraphKey(thread, "", checkpoint_id))
-        if checkpoint is None:
-            raise _missing_error(thread, checkpoint_id)
-        return checkpoint
-
-    def _namespace_columns(self, thread: str, ns: str) -> dict[str, Any]:
-        return {"thread_id": thread, "ns": ns}
-
-    def _key_columns(self, graph_key: GraphKey) -> dict[str, Any]:
-        return graph_key.columns()
-
 
 def _split_before(entries: Iterable[NewRows], begins: Callable[[NewRows], bool]) -> Iterator[list[NewRows]]:
     """Yield the entries in batches; an entry that meets the condition begins a new one."""
@@ -600,11 +498,3 @@ def _split_before(entries: Iterable[NewRows], begins: Callable[[NewRows], bool])
         batch.append(entry)
     if batch:
         yield batch
-
-
-def _parse_head(row: Any) -> Head:
-    return Head(row.checkpoint_id, row.state_hash, row.message_count)
-
-
-def _missing_error(thread: str, checkpoint_id: str) -> NotFound:
-    return NotFound(f"Thread {thread!r} has no graph checkpoint {checkpoint_id!r}. It may have been pruned or deleted.")

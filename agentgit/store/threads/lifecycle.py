@@ -91,12 +91,9 @@ def delta_ancestors(transaction: Reading, start: GraphCheckpoint) -> list[GraphC
 
 def _delete_checkpoints(transaction: Writing, condition: Any) -> None:
     """Delete graph checkpoints and their writes, but no write whose graph checkpoint is not stored yet."""
-    is_deleted = condition
-    has_deleted_owner = exists().where(
-        *(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY_COLUMNS), is_deleted
-    )
-    transaction.execute(delete(GRAPH_WRITE).where(has_deleted_owner))
-    transaction.execute(delete(GRAPH_CHECKPOINT).where(is_deleted))
+    of_write = (GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY_COLUMNS)
+    transaction.execute(delete(GRAPH_WRITE).where(exists().where(*of_write, condition)))
+    transaction.execute(delete(GRAPH_CHECKPOINT).where(condition))
 
 
 CHECKPOINTS_COLUMNS = frozenset(

@@ -41,6 +41,9 @@ class ResultChange:
     current: Any
 
 
+ChangesByCallId = Mapping[str, Sequence[ResultChange]]
+
+
 def content_of(value: Any) -> Any:
     """Return the message content that `ToolNode` makes of a tool's return value."""
     is_blocks = isinstance(value, list) and all(
@@ -59,12 +62,13 @@ def rewrite_messages(transaction: Writing, graphs: GraphStore, thread: str, chan
     Two kinds of messages are not changed: those that only a serializer could store, and those that LangGraph computes
     from the writes of earlier steps (DeltaChannel).
     """
-    rewriter = _ResultRewriter(changes)
-    thread_conditions = GRAPH_CHECKPOINT.c.thread_id == thread
+    changes_by_call_id: dict[str, list[ResultChange]] = {}
+    for change in changes:
+        changes_by_call_id.setdefault(change.tool_call_id, []).append(change)
     head, is_changed = graphs.newest(transaction, thread), False
-    for row in transaction.execute(select(GRAPH_CHECKPOINT).where(thread_conditions)).all():
+    for row in transaction.execute(select(GRAPH_CHECKPOINT).where(GRAPH_CHECKPOINT.c.thread_id == thread)).all():
         checkpoint = parse_graph_checkpoint(row)
-        changed_values = _changed_values(transaction, graphs, checkpoint, rewriter)
+        changed_values = _changed_values(transaction, graphs, checkpoint, changes_by_call_id)
         if not changed_values:
             continue
         is_changed |= head is not None and checkpoint.key == head.key
@@ -72,36 +76,25 @@ def rewrite_messages(transaction: Writing, graphs: GraphStore, thread: str, chan
             transaction, [(body, checkpoint.channels[name]) for name, body in changed_values.items()]
         )
         channels = {**checkpoint.values, **dict(zip(changed_values, hashes, strict=True))}
-        row_conditions = (GRAPH_CHECKPOINT.c.ns == row.ns, GRAPH_CHECKPOINT.c.checkpoint_id == row.checkpoint_id)
-        state_hash = hash_state({**channels, **checkpoint.digests})
         new_columns = {
             "channels": pack({**channels, **model_calls.named(checkpoint.model_calls)}),
-            "state_hash": state_hash,
+            "state_hash": hash_state({**channels, **checkpoint.digests}),
         }
-        update_rows(transaction, GRAPH_CHECKPOINT, thread_conditions, *row_conditions, **new_columns)
+        update_rows(transaction, GRAPH_CHECKPOINT, *checkpoint.key.conditions(GRAPH_CHECKPOINT), **new_columns)
     if head is not None and is_changed and not graphs.writes(transaction, head.key):
         _replace_id(transaction, head)
 
 
 def _replace_id(transaction: Writing, head: GraphCheckpoint) -> None:
     """Replace the id of the newest graph checkpoint of a thread, and record the id in its subgraphs' checkpoints."""
-    graph_key, new_id = head.key, new_checkpoint_id()
-    thread_conditions = GRAPH_CHECKPOINT.c.thread_id == graph_key.thread
-    subgraph_query = select(GRAPH_CHECKPOINT).where(
-        thread_conditions, GRAPH_CHECKPOINT.c.root_id == graph_key.checkpoint_id
-    )
-    for row in transaction.execute(subgraph_query).all():
+    c, new_id = GRAPH_CHECKPOINT.c, new_checkpoint_id()
+    of_subgraphs = (c.thread_id == head.key.thread, c.root_id == head.key.checkpoint_id)
+    for row in transaction.execute(select(GRAPH_CHECKPOINT).where(*of_subgraphs)).all():
         checkpoint = parse_graph_checkpoint(row)
         meta = {**checkpoint.meta, "parents": {**(checkpoint.meta.get("parents") or {}), "": new_id}}
-        row_conditions = (GRAPH_CHECKPOINT.c.ns == row.ns, GRAPH_CHECKPOINT.c.checkpoint_id == row.checkpoint_id)
-        update_rows(
-            transaction, GRAPH_CHECKPOINT, thread_conditions, *row_conditions, root_id=new_id, meta=compact(meta)
-        )
-    row_conditions = (
-        GRAPH_CHECKPOINT.c.ns == graph_key.ns,
-        GRAPH_CHECKPOINT.c.checkpoint_id == graph_key.checkpoint_id,
-    )
-    update_rows(transaction, GRAPH_CHECKPOINT, thread_conditions, *row_conditions, checkpoint_id=new_id)
+        is_row = checkpoint.key.conditions(GRAPH_CHECKPOINT)
+        update_rows(transaction, GRAPH_CHECKPOINT, *is_row, root_id=new_id, meta=compact(meta))
+    update_rows(transaction, GRAPH_CHECKPOINT, *head.key.conditions(GRAPH_CHECKPOINT), checkpoint_id=new_id)
 
 
 def new_checkpoint_id() -> str:
@@ -112,29 +105,29 @@ def new_checkpoint_id() -> str:
 
 
 def _changed_values(
-    transaction: Reading, graphs: GraphStore, checkpoint: GraphCheckpoint, rewriter: _ResultRewriter
+    transaction: Reading, graphs: GraphStore, checkpoint: GraphCheckpoint, changes: ChangesByCallId
 ) -> dict[str, Body]:
     hashes = {name: checkpoint.channels[name] for name in checkpoint.header["counts"] if name in checkpoint.channels}
     bodies = graphs.content(checkpoint.session_id).get(transaction, hashes.values())
-    changed = {name: _replace_results(bodies[key], rewriter) for name, key in hashes.items()}
+    changed = {name: _replace_results(bodies[key], changes) for name, key in hashes.items()}
     return {name: body for name, body in changed.items() if body is not None}
 
 
-def _replace_results(body: Body, rewriter: _ResultRewriter) -> Body | None:
+def _replace_results(body: Body, changes: ChangesByCallId) -> Body | None:
     if isinstance(body, list):
-        return _replace_in_list(body, rewriter)
+        return _replace_in_list(body, changes)
     if isinstance(body, dict):
-        parts = {name: _replace_in_list(part, rewriter) for name, part in body.items() if isinstance(part, list)}
+        parts = {name: _replace_in_list(part, changes) for name, part in body.items() if isinstance(part, list)}
         changed = {name: part for name, part in parts.items() if part is not None}
         return {**body, **changed} if changed else None
     return None
 
 
-def _replace_in_list(items: list[Leaf], rewriter: _ResultRewriter) -> list[Leaf] | None:
+def _replace_in_list(items: list[Leaf], changes: ChangesByCallId) -> list[Leaf] | None:
     messages: list[dict[str, Any]] = [
         READERS[item.type](item.data) if item.type in READABLE_TYPES else {} for item in items
     ]
-    changed = rewriter.changed_messages(messages)
+    changed = _changed_messages(messages, changes)
     return (
         [encode_leaf(MESSAGE, changed[n]) if n in changed else item for n, item in enumerate(items)]
         if changed
@@ -142,36 +135,25 @@ def _replace_in_list(items: list[Leaf], rewriter: _ResultRewriter) -> list[Leaf]
     )
 
 
-class _ResultRewriter:
-    """Replaces tool results in the messages of one conversation."""
+def _changed_messages(messages: Sequence[Mapping[str, Any]], changes: ChangesByCallId) -> dict[int, dict[str, Any]]:
+    """Return the messages that change, by index. A message that does not match its recorded result is not changed.
 
-    def __init__(self, changes: Sequence[ResultChange]) -> None:
-        self._changes_by_call_id: dict[str, list[ResultChange]] = {}
-        for change in changes:
-            self._changes_by_call_id.setdefault(change.tool_call_id, []).append(change)
-
-    def changed_messages(self, messages: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Any]]:
-        """Return the messages that change, by index. A message that does not match its recorded result is not changed.
-
-        Messages are matched with calls from the newest to the oldest, because models may reuse an id and old messages
-        may be gone.
-        """
-        remaining = {id: list(changes) for id, changes in self._changes_by_call_id.items()}
-        changed: dict[int, dict[str, Any]] = {}
-        for index in range(len(messages) - 1, -1, -1):
-            message = messages[index]
-            data = message.get("data") or {}
-            candidates = remaining.get(data.get("tool_call_id") or "", []) if message.get("type") == "tool" else []
-            matches = (
-                (n, fields)
-                for n in range(len(candidates) - 1, -1, -1)
-                if (fields := _updated_fields(data, candidates[n]))
-            )
-            if (match := next(matches, None)) is not None:
-                del candidates[match[0] :]
-                if match[1] != {name: data.get(name) for name in match[1]}:
-                    changed[index] = {**message, "data": {**data, **match[1]}}
-        return changed
+    Messages are matched with calls from the newest to the oldest, because models may reuse an id and old messages may
+    be gone.
+    """
+    remaining = {id: list(candidates) for id, candidates in changes.items()}
+    changed: dict[int, dict[str, Any]] = {}
+    for index in range(len(messages) - 1, -1, -1):
+        message = messages[index]
+        data = message.get("data") or {}
+        candidates = remaining.get(data.get("tool_call_id") or "", []) if message.get("type") == "tool" else []
+        for n in range(len(candidates) - 1, -1, -1):
+            if fields := _updated_fields(data, candidates[n]):
+                del candidates[n:]
+                if fields != {name: data.get(name) for name in fields}:
+                    changed[index] = {**message, "data": {**data, **fields}}
+                break
+    return changed
 
 
 def _updated_fields(data: Mapping[str, Any], change: ResultChange) -> dict[str, Any] | None:

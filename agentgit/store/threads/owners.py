@@ -7,10 +7,10 @@ takes its values along, so no row refers to values of another session.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from sqlalchemy import ColumnElement, Table, not_, select, union
+from sqlalchemy import not_, select, union
 
 from agentgit.store.objects.blobs import FAMILY_LOCKS, BlobStore, family_of, unpack
 from agentgit.store.objects.lru import LRUCache
@@ -48,16 +48,13 @@ class ThreadOwners:
         """Return the owner of a thread, which may be empty."""
         owner = self._known.get(thread)
         if owner is None:
-            row = _OWNER_OF_ROWS.first(transaction, {"thread_id": thread})
-            owner = row.external_session_id if row is not None else self._find_new(transaction, thread)
+            key = {"thread_id": thread}
+            row = _OWNER_OF_ROWS.first(transaction, key)
+            if row is None and thread.startswith(SESSION_THREAD_PREFIX):
+                row = _SESSION_OF_BRANCH.first(transaction, key)
+            owner = row.external_session_id if row is not None else family_of(thread)
             self.add(thread, owner)
         return owner
-
-    def _find_new(self, transaction: Reading, thread: str) -> int:
-        """Return the owner that a thread has on its own: its session, or the family that it begins."""
-        is_of_session = thread.startswith(SESSION_THREAD_PREFIX)
-        row = _SESSION_OF_BRANCH.first(transaction, {"thread_id": thread}) if is_of_session else None
-        return row.external_session_id if row is not None else family_of(thread)
 
 
 def copy_values(transaction: Writing, blobs: BlobStore, rows: Iterable[Mapping[str, Any]], owner: int) -> None:
@@ -71,31 +68,16 @@ def copy_values(transaction: Writing, blobs: BlobStore, rows: Iterable[Mapping[s
         blobs.of(owner).copy_from(transaction, blobs.of(source), hashes_by_owner[source])
 
 
-def assign_thread(transaction: Writing, blobs: BlobStore, thread: str, owner: int) -> None:
-    """Make all rows of a thread, with their values, belong to an owner. No-op for rows that do."""
+def copy_values_of_thread(
+    transaction: Writing, blobs: BlobStore, thread: str, owner: int, *, with_rows: bool = False
+) -> None:
+    """Copy the values of a thread to another owner, before its rows are copied or, with the rows, belong to it."""
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
-        conditions = _conditions_of_others(table, thread, owner)
-        if _copy_values_of_rows(transaction, blobs, table, conditions, owner):
+        conditions = (table.c.thread_id == thread, table.c.external_session_id != owner)
+        rows = transaction.execute(select(table).where(*conditions)).all()
+        copy_values(transaction, blobs, (row._asdict() for row in rows), owner)
+        if rows and with_rows:
             update_rows(transaction, table, *conditions, external_session_id=owner)
-
-
-def copy_values_of_thread(transaction: Writing, blobs: BlobStore, thread: str, owner: int) -> None:
-    """Copy the values of a thread to another owner, before its rows are copied."""
-    for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
-        conditions = _conditions_of_others(table, thread, owner)
-        _copy_values_of_rows(transaction, blobs, table, conditions, owner)
-
-
-def _conditions_of_others(table: Table, thread: str, owner: int) -> Sequence[ColumnElement[bool]]:
-    return table.c.thread_id == thread, table.c.external_session_id != owner
-
-
-def _copy_values_of_rows(
-    transaction: Writing, blobs: BlobStore, table: Table, conditions: Sequence[ColumnElement[bool]], owner: int
-) -> bool:
-    rows = transaction.execute(select(table).where(*conditions)).all()
-    copy_values(transaction, blobs, (row._asdict() for row in rows), owner)
-    return bool(rows)
 
 
 def list_owners(transaction: Reading) -> list[int]:

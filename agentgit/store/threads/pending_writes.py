@@ -8,7 +8,7 @@ Values are referenced by hash; `agentgit.store.maintenance.gc` keeps the values 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
 from typing import Any, NamedTuple
 
@@ -56,11 +56,10 @@ class PendingWrites(NamedTuple):
 def read(transaction: Reading, graph_key: GraphKey) -> bytes:
     """Return the current pending writes of a graph checkpoint of the root graph, in their stored form."""
     own_writes = WRITES.submit(transaction, graph_key.columns())  # together with the next query
-    rows: Rows = []
     heads = subgraph_heads(transaction, graph_key)
-    for ns, id in heads.items():
-        rows += [row._asdict() for row in WRITES.all(transaction, GraphKey(graph_key.thread, ns, id).columns())]
-    return pack_rows(graph_key, heads, [*(row._asdict() for row in own_writes.all()), *rows])
+    keys = [GraphKey(graph_key.thread, ns, id).columns() for ns, id in heads.items()]
+    writes = own_writes.all() + [write for key in keys for write in WRITES.all(transaction, key)]
+    return pack_rows(graph_key, heads, [write._asdict() for write in writes])
 
 
 def pack_rows(graph_key: GraphKey, heads: Mapping[str, str], rows: Rows) -> bytes:
@@ -75,7 +74,7 @@ def pack_rows(graph_key: GraphKey, heads: Mapping[str, str], rows: Rows) -> byte
         )
         if ns or writes:
             entries.append([ns, checkpoint_id, [[task, idx, path, *rest] for path, task, idx, *rest in writes]])
-    return pack(entries)
+    return compact(entries)
 
 
 def subgraph_heads(transaction: Reading, graph_key: GraphKey) -> dict[str, str]:
@@ -86,10 +85,6 @@ def subgraph_heads(transaction: Reading, graph_key: GraphKey) -> dict[str, str]:
         newest.pop(row.ns, None)  # re-inserted below, for the order
         newest[row.ns] = row.checkpoint_id
     return newest
-
-
-def pack(entries: Iterable[Sequence[Any]]) -> bytes:
-    return compact(list(entries))
 
 
 def unpack(data: bytes | None, row: str) -> list[PendingWrites] | None:

@@ -12,7 +12,7 @@ from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.sql.writes import update_rows
 from agentgit.store.threads.graph_rows import KEY_COLUMNS, GraphKey
-from agentgit.store.threads.owners import SESSION_THREAD_PREFIX, assign_thread
+from agentgit.store.threads.owners import SESSION_THREAD_PREFIX, copy_values_of_thread
 
 IMPORTED_FROM_KEY = "imported"
 """The metadata key of a branch for the thread that it was imported from."""
@@ -42,14 +42,13 @@ def checkpoint_parents(transaction: Reading, thread: str) -> dict[tuple[str, str
 
 
 def count_writes(transaction: Reading, graph_key: GraphKey) -> int:
-    is_write = (GRAPH_WRITE.c[column] == value for column, value in graph_key.columns().items())
-    query = select(func.count()).select_from(GRAPH_WRITE).where(*is_write)
+    query = select(func.count()).select_from(GRAPH_WRITE).where(*graph_key.conditions(GRAPH_WRITE))
     return int(transaction.execute(query).scalar_one())
 
 
 def move(transaction: Writing, blobs: BlobStore, source: str, target: str, session_id: int) -> int:
     """Append a thread to another one, whose pending writes it replaces; return the number of checkpoints."""
-    assign_thread(transaction, blobs, source, session_id)
+    copy_values_of_thread(transaction, blobs, source, session_id, with_rows=True)
     transaction.execute(delete(BLOB).where(BLOB.c.external_session_id == family_of(source)))
     key_columns = [name for name in KEY_COLUMNS if name != "thread_id"]
     source_writes = GRAPH_WRITE.alias("newer")
@@ -59,7 +58,9 @@ def move(transaction: Writing, blobs: BlobStore, source: str, target: str, sessi
     )
     transaction.execute(delete(GRAPH_WRITE).where(GRAPH_WRITE.c.thread_id == target, is_replaced))
     moved_count = 0
-    for ns, last_seq in _last_seqs(transaction, target).items():
+    c = GRAPH_CHECKPOINT.c
+    last_seqs = select(c.ns, func.max(c.seq)).where(c.thread_id == target).group_by(c.ns)
+    for ns, last_seq in transaction.execute(last_seqs).all():
         conditions = (GRAPH_CHECKPOINT.c.thread_id == source, GRAPH_CHECKPOINT.c.ns == ns)
         moved_count += update_rows(
             transaction, GRAPH_CHECKPOINT, *conditions, seq=GRAPH_CHECKPOINT.c.seq + last_seq, thread_id=target
@@ -67,9 +68,3 @@ def move(transaction: Writing, blobs: BlobStore, source: str, target: str, sessi
     for table in (GRAPH_WRITE, GRAPH_CHECKPOINT):
         remaining_count = update_rows(transaction, table, table.c.thread_id == source, thread_id=target)
     return moved_count + remaining_count
-
-
-def _last_seqs(transaction: Reading, thread: str) -> dict[str, int]:
-    c = GRAPH_CHECKPOINT.c
-    query = select(c.ns, func.max(c.seq).label("last")).where(c.thread_id == thread)
-    return {row.ns: row.last for row in transaction.execute(query.group_by(c.ns))}

@@ -17,11 +17,10 @@ from agentgit.store.objects.content import verify_lists
 from agentgit.store.objects.packing import CHUNK, CHUNK_BYTES, cut, split_hashes
 from agentgit.store.sql import tables as t
 from agentgit.store.sql.batch import slices
-from agentgit.store.sql.driver_errors import unreadable_row
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
-from agentgit.store.transfer.forms import ListItems, encode_row, row_key
+from agentgit.store.transfer.forms import ListItems, encode_row, unreadable
 from agentgit.store.transfer.json_shapes import encode_bytes
 from agentgit.store.transfer.selection import Rows, Selection
 from agentgit.values import as_object
@@ -111,7 +110,7 @@ def _referenced_hashes(selection: Selection) -> set[bytes]:
             try:
                 hashes.update(unpack(row["channels"]).values())
             except ValueError as error:
-                raise unreadable_row(t.GRAPH_CHECKPOINT.name, row_key(t.GRAPH_CHECKPOINT, row)) from error
+                raise unreadable(t.GRAPH_CHECKPOINT, row) from error
     for row in selection.points():
         hashes.update(pending_writes.hashes(row["pending"], f"checkpoint {row['id']}"))
     return hashes

@@ -8,11 +8,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from hashlib import sha256
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 from agentgit.store.transfer import paths
 from agentgit.store.transfer.json_shapes import anything, decode_bytes, digest, label, named, number
 from agentgit.store.transfer.paths import LONGEST_PATH, fold_name, levels_up, text_of
+from agentgit.store.transfer.unpacked_sizes import UnpackedSizes
 
 Record = Mapping[str, Any]
 
@@ -29,10 +30,6 @@ MAX_FILE_BYTES = 2**30
 
 PART_BYTES = 256 * 1024
 """The size of a part of a file, in bytes. The last part may be smaller."""
-
-UNPACKED_BYTES_ALLOWED, MAX_UNPACK_RATIO = 2**30, 100
-"""The size to which a tree may unpack: so many bytes, or so many times the contents of the export if that is more."""
-
 
 FILE, LINK, FOLDER, LEFT = "file", "link", "folder", "left"
 """The kinds of items of a directory: the last is a name that it leaves out, with the reason."""
@@ -68,8 +65,8 @@ SHAPES = {
 """The shapes of the records of files. The parts of a file come before it."""
 
 
-class FileSink(Protocol):
-    """A store for the files of an export while the export is checked."""
+class FileSink:
+    """The receiver of the files of an export while it is checked; this one drops them."""
 
     def data(self, part: bytes) -> None:
         """Store a part of the contents of a file."""
@@ -85,13 +82,12 @@ class FileSink(Protocol):
 
 
 class _Folder(NamedTuple):
-    """A checked directory: the numbers of paths and bytes in it, its longest path, and what it leaves out.
+    """A checked directory: the number of paths in it, its longest path, and what it leaves out.
 
     `levels` is the number of directories that must be above it, because a link leads up to there.
     """
 
     paths: int
-    size: int
     longest: int
     levels: int
     left: dict[bytes, str]
@@ -103,9 +99,8 @@ class FileChecker:
     def __init__(self, sink: FileSink | None = None) -> None:
         self.missing_snapshots: Counter[str] = Counter()
         self.left_paths: dict[bytes, str] = {}
-        self._sink = sink
-        self._sizes: dict[bytes, int] = {}
-        self._content_bytes = 0
+        self._sink = sink or FileSink()
+        self._sizes = UnpackedSizes("file")
         self._hash, self._size = sha256(), 0
         self._folders: list[_Folder] = []
 
@@ -118,19 +113,14 @@ class FileChecker:
             raise ValueError(f"has more than {PART_BYTES} bytes")
         self._hash.update(data)
         self._size += len(data)
-        if self._sink is not None:
-            self._sink.data(data)
+        self._sink.data(data)
 
     def check_file(self, record: Record) -> None:
         """Check a file, whose parts came before it."""
-        if record["id"] in self._sizes:
-            raise ValueError(f"is a duplicate of file {record['id'].hex()}")
+        self._sizes.add(record["id"], self._size)
         if self._size != record["size"] or self._hash.digest() != record["id"]:
             raise ValueError("does not match its hash or its size")
-        self._sizes[record["id"]] = self._size
-        self._content_bytes += self._size
-        if self._sink is not None:
-            self._sink.file(record["id"], self._size)
+        self._sink.file(record["id"], self._size)
         self._hash, self._size = sha256(), 0
 
     def check_end(self) -> None:
@@ -145,21 +135,16 @@ class FileChecker:
         if record["id"] != len(self._folders) + 1:
             raise ValueError("is not the next directory")
         items: Mapping[bytes, Item] = record["items"]
+        self._sizes.add(record["id"], 0, [one.value for one in items.values() if one.kind in (FILE, FOLDER)])
         left, longest = {name: one.value for name, one in items.items() if one.kind == LEFT}, 0
-        paths, size, levels, spellings = len(items), 0, 0, dict[str, bytes]()
+        paths, levels, spellings = len(items), 0, dict[str, bytes]()
         for name, (kind, value, _) in items.items():
             length = len(name)
-            if kind == FILE:
-                if value not in self._sizes:
-                    raise ValueError("refers to a file that did not come before it")
-                size += self._sizes[value]
-            elif kind == LINK:
+            if kind == LINK:
                 levels = max(levels, levels_up(value))
             elif kind == FOLDER:
-                if value > len(self._folders):
-                    raise ValueError("refers to a directory that did not come before it")
                 below = self._folders[value - 1]
-                paths, size, levels = paths + below.paths, size + below.size, max(levels, below.levels - 1)
+                paths, levels = paths + below.paths, max(levels, below.levels - 1)
                 length += 1 + below.longest
                 if paths <= MOST_PATHS:
                     left |= {name + b"/" + path: why for path, why in below.left.items()}
@@ -170,11 +155,8 @@ class FileChecker:
             raise ValueError(f"has more than {MOST_PATHS} paths")
         if longest > LONGEST_PATH:
             raise ValueError(f"has a path of more than {LONGEST_PATH} bytes")
-        if size > max(UNPACKED_BYTES_ALLOWED, MAX_UNPACK_RATIO * self._content_bytes):
-            raise ValueError(f"unpacks to more than {MAX_UNPACK_RATIO} times the files of the export")
-        self._folders.append(_Folder(paths, size, longest, levels, left))
-        if self._sink is not None:
-            self._sink.folder(record["id"], items)
+        self._folders.append(_Folder(paths, longest, levels, left))
+        self._sink.folder(record["id"], items)
 
     def check_snapshot(self, record: Record) -> None:
         if (record["tree"] is None) != (record["why"] is not None) or (record["tree"] or 0) > len(self._folders):
@@ -186,8 +168,7 @@ class FileChecker:
         if tree.levels:
             raise ValueError("has a link that may lead out of the workspace")
         self.left_paths |= tree.left
-        if self._sink is not None:
-            self._sink.tree(record["tree"])
+        self._sink.tree(record["tree"])
 
 
 def format_path(path: bytes) -> str:

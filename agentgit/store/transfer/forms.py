@@ -20,7 +20,7 @@ from agentgit.errors import Corrupt, InvalidInput
 from agentgit.sessions.rerun import RerunReport
 from agentgit.sessions.session import IMPORTED, RERUN
 from agentgit.store.objects.blobs import compact, unpack
-from agentgit.store.objects.packing import HASH_BYTES
+from agentgit.store.objects.packing import CHUNK_BYTES, HASH_BYTES
 from agentgit.store.records.checkpoints import MERGE_KEY
 from agentgit.store.sql import tables as t
 from agentgit.store.sql.columns import Flag, Payload, SafeText, SealedText, UTCDateTime
@@ -112,11 +112,6 @@ def _order(version: Any) -> tuple[bool, float]:
     return is_text, float(number_of)
 
 
-def _stamp(value: Any) -> str:
-    """Check for a time with a time zone, and return its text."""
-    return value if time(value) else ""
-
-
 def _header_shape(value: Any) -> Shape:
     """Return the shape of the header of a graph checkpoint. LangGraph must be able to order any two versions."""
     versions = {channel: _order(version) for channel, version in value["versions"].items()}
@@ -132,8 +127,8 @@ def _header_shape(value: Any) -> Shape:
 
 
 _HEADER = {
-    "v": number(), "ts": _stamp, "versions": named, "seen": {"*": named}, "counts": {"*": number()},
-    "updated?": Nullable([text]), "others?": named, "snapshots?": [text], "folded?": [text],
+    "v": number(), "ts": lambda value: time(value) and value, "versions": named, "seen": {"*": named},
+    "counts": {"*": number()}, "updated?": Nullable([text]), "others?": named, "snapshots?": [text], "folded?": [text],
     "digests?": {"*": lambda value: digest(value).hex()}, f"{IMPORTED}?": nothing, "*": anything,
 }  # fmt: skip
 _GRAPH_METADATA = {
@@ -185,19 +180,16 @@ def _state_hash(value: Any) -> bytes:
     return digest(value) if value else b""
 
 
-def _branch_name(value: Any) -> str:
-    return _named(lambda name: references.require_name(name, "branch"), value)
+def _name_of(kind: str) -> Shape:
+    """Build a check for the name of a branch or a tag."""
 
+    def check(value: Any) -> str:
+        try:
+            return references.require_name(text(value), kind)
+        except InvalidInput as error:
+            raise ValueError(str(error)) from error
 
-def _tag_name(value: Any) -> str:
-    return _named(lambda name: references.require_name(name, "tag"), value)
-
-
-def _named(require: Any, value: Any) -> str:
-    try:
-        return str(require(text(value)))
-    except InvalidInput as error:
-        raise ValueError(str(error)) from error
+    return check
 
 
 _CALL, _BRANCH, _POINT = Ref("tool_invocation"), Ref("internal_session"), Ref("checkpoint")
@@ -305,7 +297,10 @@ def _value_data(value: Any) -> bytes | ListItems | Chunks:
         return Chunks(is_shaped({"chunks": [digest]}, value)["chunks"])
     if isinstance(value, dict) and "items" in value:
         return ListItems(**is_shaped({"base": Nullable(digest), "keep": number(), "items": [digest]}, value))
-    return decode_bytes(value)
+    data = decode_bytes(value)
+    if len(data) > CHUNK_BYTES:
+        raise ValueError(f"has more than {CHUNK_BYTES} bytes, and is not in chunks")
+    return data
 
 
 # -- shapes of rows
@@ -313,7 +308,7 @@ def _value_data(value: Any) -> bytes | ListItems | Chunks:
 _COLUMNS: Mapping[str, Shape] = {
     "external_session.session_name": label,
     "internal_session.thread_id": Ref(THREAD, is_text=True),
-    "internal_session.name": _branch_name,
+    "internal_session.name": _name_of("branch"),
     "blob.hash": digest,
     "blob.data": _value_data,
     "graph_checkpoint.thread_id": Ref(THREAD, is_text=True),
@@ -326,7 +321,7 @@ _COLUMNS: Mapping[str, Shape] = {
     "checkpoint.name": label,
     "checkpoint.number": number(1),
     "checkpoint.state_hash": _state_hash,
-    "tag.name": _tag_name,
+    "tag.name": _name_of("tag"),
     "tool_invocation.batch": number(-1),
     "tool_invocation.status": one_of(*STATUSES),
     "world_log.seq": number(1),
@@ -394,7 +389,7 @@ def encode_row(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
     try:
         record |= {column.name: _encode(column, row[column.name]) for column in travelling(table)}
     except (*UNREADABLE, Corrupt) as error:
-        raise unreadable_row(table.name, row_key(table, row)) from error
+        raise unreadable(table, row) from error
     if table is t.TOOL_INVOCATION:
         record["made_on"] = row["made_on"] or row["internal_session_id"]
         record["status"] = EXPORTED_STATUS.get(row["status"], row["status"])
@@ -404,9 +399,8 @@ def encode_row(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
     return record
 
 
-def row_key(table: Table, row: Mapping[str, Any]) -> str:
-    """Return the key of a row for a message."""
-    return "/".join(str(row[column.name]) for column in table.primary_key if column.name in row)
+def unreadable(table: Table, row: Mapping[str, Any]) -> Corrupt:
+    return unreadable_row(table.name, "/".join(str(row[column.name]) for column in table.primary_key))
 
 
 def _encode(column: Column[Any], value: Any) -> Any:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from datetime import UTC, datetime
+from itertools import groupby, islice
+from operator import itemgetter
 from typing import Any
 
 from sqlalchemy import Table
@@ -32,43 +34,48 @@ from agentgit.store.transfer.lines import LineReader, damaged_line, read_lines
 from agentgit.store.transfer.values import require_readable
 from agentgit.values import UNREADABLE, as_object, to_json
 
-BYTES_AT_ONCE = 4 * 2**20
-"""The size of values in memory, in bytes, above which they are stored."""
+VALUES_AT_ONCE = 64
+"""The number of values in memory at a time; none is larger than a chunk."""
 
 
-class Import:
-    def __init__(self, store: Store, user_id: int, stream: LineReader, name: str | None) -> None:
-        self.store = store
-        self.user_id = user_id
-        self.stream = stream
-        self.name = name
-
-    def run(self, checker: Checker, files: Mapping[int, SnapshotRef] | None = None) -> int:
-        """Import the session, and return its id. `files` are the stored snapshots, by the number of their tree."""
-        return self.store.database.write(lambda c: self._store(c, checker, files or {}), durable=True)
-
-    def _store(self, transaction: Writing, checker: Checker, files: Mapping[int, SnapshotRef]) -> int:
-        self.store.users.require_exists(transaction, self.user_id)
-        name = choose_name(transaction, self.store, self.user_id, self.name, checker.session["session_name"])
-        rows = _NewRows(self.user_id, name, checker, files)
-        buffer = _Buffer(transaction, self.store, rows)
-        for _, table, row in rows.read(self.stream):
-            buffer.add(table, row)
-        buffer.flush()
-        buffer.require_readable()
-        for finding in check_session(transaction, self.store, rows.session_id):
-            number = rows.find_line(self.stream, finding.row)
-            raise damaged_line(number, f"is damaged: {finding.what}")
-        record_event(
-            transaction,
-            "session.imported",
-            session_id=rows.session_id,
-            user_id=self.user_id,
-            name=checker.session["session_name"],
-            checkpoints=checker.counts[t.CHECKPOINT.name],
-            calls=checker.counts[t.TOOL_INVOCATION.name],
-        )
-        return rows.session_id
+def import_session(
+    transaction: Writing,
+    store: Store,
+    user_id: int,
+    stream: LineReader,
+    name: str | None,
+    checker: Checker,
+    files: Mapping[int, SnapshotRef],
+) -> int:
+    """Store a checked session, and return its id. `files` are the stored snapshots, by the number of their tree."""
+    store.users.require_exists(transaction, user_id)
+    name = choose_name(transaction, store, user_id, name, checker.session["session_name"])
+    rows = _NewRows(user_id, name, checker, files)
+    # A separate store: a shared one would remember values that are not stored if this transaction is rolled back.
+    blobs = BlobStore(store.compression).of(rows.session_id)
+    for table, group in groupby(rows.read(stream), itemgetter(1)):
+        while batch := [row for _, _, row in islice(group, VALUES_AT_ONCE if table is t.BLOB else ROWS_AT_ONCE)]:
+            if table is t.BLOB:
+                blobs.insert(transaction, NewValues({row["hash"]: rows.value(row) for row in batch}))
+            else:
+                insert_rows(transaction, table, *batch)
+    for key, (number, _) in checker.chunked.items():  # the values that came in chunks are whole only now
+        try:
+            require_readable(blobs.get_many(transaction, [key])[key])
+        except (ValueError, Corrupt) as error:
+            raise damaged_line(number, str(getattr(error, "problem", error))) from error
+    for finding in check_session(transaction, store, rows.session_id):
+        raise damaged_line(rows.find_line(stream, finding.row), f"is damaged: {finding.what}")
+    record_event(
+        transaction,
+        "session.imported",
+        session_id=rows.session_id,
+        user_id=user_id,
+        name=checker.session["session_name"],
+        checkpoints=checker.counts[t.CHECKPOINT.name],
+        calls=checker.counts[t.TOOL_INVOCATION.name],
+    )
+    return rows.session_id
 
 
 def require_sound(transaction: Reading, store: Store, session_id: int) -> None:
@@ -162,49 +169,14 @@ class _NewRows:
                 return number
         return number + 1
 
-
-class _Buffer:
-    """Stores rows in batches, in the order in which they come."""
-
-    def __init__(self, transaction: Writing, store: Store, rows: _NewRows) -> None:
-        self.transaction, self.session_id, self.chunked = transaction, rows.session_id, rows.checker.chunked
-        # A separate store: a shared one would remember values that are not stored if this transaction is rolled back.
-        self.blobs = BlobStore(store.compression).of(rows.session_id)
-        self._table: Table | None = None
-        self._rows: list[dict[str, Any]] = []
-        self._bytes = 0
-
-    def add(self, table: Table, row: dict[str, Any]) -> None:
-        """Store a row with the next batch."""
-        if table is not self._table or len(self._rows) >= ROWS_AT_ONCE or self._bytes > BYTES_AT_ONCE:
-            self.flush()
-        self._table = table
-        self._rows.append(row)
-        self._bytes += len(row["data"]) if table is t.BLOB else 0
-
-    def flush(self) -> None:
-        if self._table is t.BLOB:
-            self.blobs.insert(self.transaction, NewValues({row["hash"]: self._value(row) for row in self._rows}))
-        elif self._table is not None:
-            insert_rows(self.transaction, self._table, *self._rows)
-        self._rows, self._bytes = [], 0
-
-    def require_readable(self) -> None:
-        """Check the values that came in chunks, which are whole only now."""
-        for key, (number, _) in self.chunked.items():
-            try:
-                require_readable(self.blobs.get_many(self.transaction, [key])[key])
-            except (ValueError, Corrupt) as error:
-                raise damaged_line(number, str(getattr(error, "problem", error))) from error
-
-    def _value(self, row: Mapping[str, Any]) -> Leaf | Chunk | dict[str, Any]:
+    def value(self, row: Mapping[str, Any]) -> Leaf | Chunk | dict[str, Any]:
         """Return a value as the table of values stores it. The check compares it with its hash."""
         key, kind, data = row["hash"], row["type"], row["data"]
         if isinstance(data, bytes):
             return Chunk(key, memoryview(data)) if kind == CHUNK else Leaf(key, kind, data)
         stored = {"external_session_id": self.session_id, "hash": key, "type": kind}
         if isinstance(data, Chunks):
-            size = self.chunked[key].size
+            size = self.checker.chunked[key].size
             return {**stored, "codec": CHUNKED, "size": size, "data": b"".join(data.hashes)}
         assert isinstance(data, ListItems)  # noqa: S101  # there is no other
         packed = PlainBytes(pack_list(*data))

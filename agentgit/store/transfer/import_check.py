@@ -34,7 +34,8 @@ from agentgit.store.transfer.json_shapes import (
     walk,
 )
 from agentgit.store.transfer.lines import LineReader, damaged_line, read_lines
-from agentgit.store.transfer.values import UnpackedSizes, is_message, require_readable
+from agentgit.store.transfer.unpacked_sizes import UnpackedSizes
+from agentgit.store.transfer.values import is_message, require_readable
 from agentgit.values import UNREADABLE
 
 Fields = Mapping[str, Any]
@@ -85,12 +86,11 @@ class Checker:
         self.last_seq = 0
         self.hash = ""
         self._line = self._rank = 0
-        self._sizes = UnpackedSizes()
+        self._sizes = UnpackedSizes("value")
         self._lists: set[bytes] = set()
         self._records: set[bytes] = set()
         self._messages: set[bytes] = set()
         self._conversations: dict[bytes, int] = {}
-        self._with_points: set[int] = set()
         self.chunked: dict[bytes, Chunked] = {}
         self._keys: dict[tuple[str, Key], set[Key]] = defaultdict(set)
         self._later: list[tuple[int, str, Key, Key]] = []
@@ -229,11 +229,8 @@ class Checker:
         for ns, id, writes in row["pending"][0] if row["pending"] else ():
             if not ns and id != row["graph_checkpoint_id"]:
                 raise ValueError("keeps pending writes of a graph checkpoint that is not its own")
-            thread = self._branches[row["internal_session_id"]]["thread_id"]
-            self._require(t.GRAPH_CHECKPOINT.name, _GRAPH_KEY, (thread, ns, id))
             for write in writes:
                 self._sizes.require(split_hashes(bytes.fromhex(write[-1])))
-        self._with_points.add(row["internal_session_id"])
 
     def _check_tag(self, row: Fields) -> None:
         if row["name"] in {branch["name"] for branch in self._branches.values()}:
@@ -275,9 +272,6 @@ class Checker:
         for id, (line, branch_id) in self._simulated.items():
             if id not in self._redone and idle_status(self._branches[branch_id]["meta"]) != SIMULATED:
                 raise damaged_line(line, "was only simulated, and its branch counts it as done")
-        for branch in self._branches.values():
-            if branch["head_id"] is None and branch["id"] in self._with_points:
-                raise ValueError(f"comes after a branch {branch['name']!r} that has checkpoints and no head")
         self.hash = hash
 
 

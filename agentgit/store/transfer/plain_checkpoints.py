@@ -19,13 +19,13 @@ from agentgit.sessions.session import IMPORTED
 from agentgit.store.objects.blobs import Leaf
 from agentgit.store.objects.content import Encoded
 from agentgit.store.objects.plain_values import JSON, MESSAGE, NOT_COMPUTED, encode_leaf
-from agentgit.store.records.checkpoints import MERGE_KEY, CheckpointState, Label, require_text
+from agentgit.store.records.checkpoints import MERGE_KEY, Label, require_text
 from agentgit.store.records.journal import CallOutcome, Intent
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, TOOL_INVOCATION
 from agentgit.store.sql.transaction import Writing
-from agentgit.store.store import Store
-from agentgit.store.threads.graph_rows import is_shown
-from agentgit.store.threads.graph_store import Draft, GraphKey, GraphStore, Head
+from agentgit.store.store import Store, checkpoint_state
+from agentgit.store.threads.graph_rows import Draft, GraphCheckpoint, GraphKey, NewCheckpoint, is_shown
+from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.message_rewrite import new_checkpoint_id
 from agentgit.store.transfer.forms import EXPORTED_STATUS, STATUSES
 from agentgit.store.transfer.json_shapes import Nullable, is_shaped, require_flat, time
@@ -64,7 +64,8 @@ class PlainSession:
         self.branch = store.sessions.branches(transaction, self.id)[0]
         # Caches of its own: the shared ones would remember what is not stored if this transaction is rolled back.
         self.graphs = GraphStore(store.compression)
-        self.head, self.logged = Head("", b"", 0), 0
+        self.head: GraphCheckpoint | None = None
+        self.logged = 0
         self.counts = {BRANCH.name: 1, CHECKPOINT.name: 0, GRAPH_CHECKPOINT.name: 0, TOOL_INVOCATION.name: 0}
         self._values: dict[str, Encoded] = {}
         self._versions: dict[str, int] = {}
@@ -91,12 +92,7 @@ class PlainSession:
         require_text(checkpoint.checkpoint_name, description)
         self._put_state(checkpoint, at)
         self._add_calls(checkpoint, at)
-        state = CheckpointState(
-            graph_checkpoint_id=self.head.checkpoint_id or None,
-            state_hash=self.head.state_hash,
-            position=len(self._calls),
-            message_count=self.head.message_count,
-        )
+        state = checkpoint_state(self.head, len(self._calls))
         label = Label(
             kind="named" if not checkpoint.is_auto else kind if kind in ("before", "tools") else "after",
             user_id=self.user_id,
@@ -131,14 +127,15 @@ class PlainSession:
         changed = frozenset(name for name, value in values.items() if value != self._values.get(name))
         self._versions = {name: step if name in changed else self._versions[name] for name in values}
         draft = Draft(
-            parent_id=self.head.checkpoint_id or None,
+            parent_id=self.head.key.checkpoint_id if self.head is not None else None,
             meta={"source": "update", "step": step - 1, "parents": {}},
             header={"v": 4, "ts": at.isoformat(), "versions": self._versions, "seen": {}, IMPORTED: True},
             channels=list(values),
             changed_channels=changed,
             encode=values.__getitem__,
         )
-        self.head = self.graphs.put(self.transaction, GraphKey(self.branch.thread_id, "", new_checkpoint_id()), draft)
+        key = GraphKey(self.branch.thread_id, "", new_checkpoint_id())
+        self.head = self.graphs.put(self.transaction, NewCheckpoint(key, draft))
         self._values, self.counts[GRAPH_CHECKPOINT.name] = values, step
 
     def _add_calls(self, checkpoint: Checkpoint, at: datetime) -> None:

@@ -1,11 +1,11 @@
-"""Stored values in a file: which of them are accepted, and to how much they unpack. No IO.
+"""Stored values in a file: which of them are accepted. No IO.
 
 What a value's bytes say is never constructed here: it is only checked that agentgit can display it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from agentgit.sessions.messages import ROLES, from_stored
@@ -28,9 +28,6 @@ VALUE_TYPES = frozenset({*READERS, MSGPACK, MESSAGE_MSGPACK, CUSTOM_SERDE, RECOR
 
 PICKLE = b"pickle"
 """The type that LangGraph's serializer gives to a pickle, if pickles are enabled."""
-
-UNPACKED_BYTES_ALLOWED, MAX_UNPACK_RATIO = 2**30, 100
-"""The size to which a value may unpack: so many bytes, or so many times the values of the file if that is more."""
 
 _RESERVED_KEYS = ("cls", "_fields_set")
 """Keys that a message cannot have, because LangChain's constructors have parameters with these names."""
@@ -66,33 +63,6 @@ def is_message(value: Leaf) -> bool:
         return value.type == MSGPACK and bool(_require_displayed(show_message(value)))
     except (ValueError, TypeError, LookupError, AttributeError):  # untrusted bytes
         return False
-
-
-class UnpackedSizes:
-    """The sizes to which the values of a file unpack. Each value comes after those that it refers to."""
-
-    def __init__(self) -> None:
-        self._sizes: dict[bytes, int] = {}
-        self._content_bytes = 0
-
-    def add(self, key: bytes, size: int, parts: Iterable[bytes] = ()) -> int:
-        self._content_bytes += size
-        total = size + self.require(parts)
-        if key in self._sizes:
-            raise ValueError(f"is a duplicate of value {key.hex()}")
-        self._sizes[key] = total
-        return total
-
-    def require(self, parts: Iterable[bytes]) -> int:
-        """Check that values came before, and that they do not unpack to too much together."""
-        total = 0
-        for part in parts:
-            if part not in self._sizes:
-                raise ValueError(f"refers to value {part.hex()}, which did not come before it")
-            total += self._sizes[part]
-        if total > max(UNPACKED_BYTES_ALLOWED, MAX_UNPACK_RATIO * self._content_bytes):
-            raise ValueError(f"unpacks to more than {MAX_UNPACK_RATIO} times the values of the export")
-        return total
 
 
 # -- messages

@@ -18,18 +18,19 @@ from agentgit.store.maintenance.fsck.reading import (
     HEADS,
     RESTORE,
     FsckReport,
+    read_rows,
 )
 from agentgit.store.maintenance.fsck.rows import RowCheck
 from agentgit.store.maintenance.fsck.states import check_heads, check_pending, check_states
 from agentgit.store.maintenance.fsck.values import check_values
-from agentgit.store.maintenance.key_rotation import Rotation
+from agentgit.store.sql.columns import bound_columns
 from agentgit.store.sql.tables import METADATA
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 
 COUNTED_TABLES = (
-    "blob graph_checkpoint graph_write external_session event workspace_snapshot internal_session checkpoint tag "
-    "operation session_member"
+    "blob graph_checkpoint graph_write external_session event workspace_snapshot internal_session checkpoint operation "
+    "session_member"
 )
 """The tables whose rows the checks of all levels read once."""
 
@@ -64,10 +65,18 @@ def _run_checks(transaction: Reading, store: Store, level: int, report: FsckRepo
     report.total = _count_rows(transaction) if is_whole else 0
     if is_whole and store.database.is_sqlite:
         _check_file(transaction, level, report)
-    if is_whole and level >= HASHES:
-        for row_name, problem in Rotation(store.database).find_damaged(transaction, store.database.seal):
-            report.add(row_name, problem, RESTORE)
+    if is_whole and level >= HASHES and transaction.seal is not None:
+        _check_encrypted_columns(transaction, report)
     _check_rows(transaction, store, level, report)
+
+
+def _check_encrypted_columns(transaction: Reading, report: FsckReport) -> None:
+    """Decrypt the values that are bound to their rows. Those of `blob` are decrypted with their hashes."""
+    for table in METADATA.sorted_tables:
+        if columns := bound_columns(table):
+            query = select(*table.primary_key, *(table.c[name] for name in columns))
+            for _ in read_rows(transaction, query, report, counted=False):
+                pass
 
 
 def _check_rows(transaction: Reading, store: Store, level: int, report: FsckReport) -> None:

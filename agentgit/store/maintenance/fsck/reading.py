@@ -42,10 +42,16 @@ class FsckReport:
 
     def add(self, row: str, what: str, todo: str) -> None:
         """Add a finding; see `Finding` for the arguments."""
-        if len(self.findings) < MOST:
-            self.findings.append(Finding(row=_printable(row), what=_printable(what), todo=todo))
-        else:
+        finding = Finding(row=_printable(row), what=_printable(what), todo=todo)
+        if len(self.findings) >= MOST:
             self.more += 1
+        elif finding not in self.findings:  # several checks may read the same value
+            self.findings.append(finding)
+
+    def add_unreadable(self, row: str, error: Exception) -> None:
+        """Add a finding about a row whose values cannot be read."""
+        text = error.message if isinstance(error, AgentGitError) else str(error)
+        self.add(row, f"it cannot be read: {text.rstrip('.') or type(error).__name__}", RESTORE)
 
     def advance(self, count: int) -> None:
         """Record that `count` more rows were checked."""
@@ -64,9 +70,7 @@ class FsckReport:
         except Exception as error:  # a damaged row may make anything raise; the others are still checked
             if error is self._callback_error or (_is_database_error(error) and not _is_conversion_error(error)):
                 raise  # an error of the database itself is not a finding either
-            text = error.message if isinstance(error, AgentGitError) else str(error)
-            message = text.rstrip(".") or type(error).__name__
-            self.add(row, f"it cannot be read: {message}", RESTORE)
+            self.add_unreadable(row, error)
 
 
 def _is_database_error(error: Exception) -> bool:
@@ -107,7 +111,7 @@ def read_rows(transaction: Reading, query: Any, report: FsckReport, *, counted: 
             try:
                 row = convert(raw)
             except (ValueError, TypeError, LookupError, ArithmeticError, KeyMissing, Corrupt) as error:
-                report.add(row_name(table, [raw[n] for n in keys]), f"it cannot be read: {error}".rstrip("."), RESTORE)
+                report.add_unreadable(row_name(table, [raw[n] for n in keys]), error)
             else:
                 yield row
         report.advance(len(page) if counted else 0)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import suppress
 from functools import partial
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from sqlalchemy import Column, ColumnElement, FromClause, Table, and_, exists, func, not_, or_, select
@@ -37,7 +38,7 @@ from agentgit.store.sql.tables import (
 from agentgit.store.sql.transaction import Reading
 from agentgit.values import as_object, stored_json
 
-DELETE_ROW = "It grants no access. Delete the row."
+DELETE_ROW = "The row grants its role all the same. Delete it, or remove the user from the session."
 
 
 class RowCheck:
@@ -46,13 +47,11 @@ class RowCheck:
     def __init__(self, transaction: Reading, report: FsckReport) -> None:
         self.transaction, self.report, self.with_hashes = transaction, report, report.with_hashes
         self._select = partial(checked, report)
-        # What a user has made in others' sessions stays when the user is erased.
-        self.author_ids = self._read_ids(USER) | set(list_erased_users(transaction))
         c = CHECKPOINT.c
         rows = self._read_raw(self._select(c.id, c.internal_session_id, c.position))
         self.positions: dict[int, tuple[int, int]] = {id: (branch_id, position) for id, branch_id, position in rows}
         """The branch of each checkpoint, and its position on the tool track."""
-        self.call_ids = self._read_ids(TOOL_INVOCATION)
+        self.call_ids = {id for (id,) in self._read_raw(self._select(TOOL_INVOCATION.c.id))}
         self.tracks: dict[int, tuple[int, int]] = {}
         """The number of calls that the track of each branch inherits, and the length of its track."""
 
@@ -63,10 +62,10 @@ class RowCheck:
             self.check_json,
             self.check_branches,
             self.check_checkpoints,
-            self.check_tags,
             self.check_calls,
             self.check_operations,
             self.check_world,
+            self.check_authors,
             self.check_members,
         ):
             self.report.attempt("the database", check)
@@ -74,17 +73,9 @@ class RowCheck:
     def _read_raw(self, query: Any) -> Iterable[Any]:
         return (row for page in CompiledStatement(query).pages(self.transaction, raw=True) for row in page)
 
-    def _read_ids(self, table: Any) -> set[int]:
-        return {id for (id,) in self._read_raw(self._select(table.c.id))}
-
     def read(self, *columns: Any) -> Iterable[Any]:
         """Read some columns of all rows of a table, and count the rows for the progress."""
         return read_rows(self.transaction, self._select(*columns), self.report)
-
-    def require_existing(self, row: str, relation: str, id: int | None, known: Collection[int], todo: str) -> None:
-        """Check that the row with the given id exists, if there is an id."""
-        if id is not None and id not in known:
-            self.report.add(row, f"its {relation} {id} is missing", todo)
 
     def require_json(self, row: str, name: str, data: bytes | None, decode: Callable[[bytes], Any] = as_object) -> None:
         """Check that a value can be decoded as its readers decode it. Does nothing at level 1."""
@@ -119,10 +110,10 @@ class RowCheck:
         rows = list(self.read(*columns))
         self.tracks = {row.id: (row.inherited, row.inherited + counts.get(row.id, 0)) for row in rows}
         with_checkpoints = {branch_id for branch_id, _ in self.positions.values()}
-        cycles = find_cycles({row.id: row.parent_id for row in rows})
+        cycle = find_cycle({row.id: row.parent_id for row in rows})
         for row in rows:
             name = f"internal_session {row.id}"
-            if row.id in cycles:
+            if row.id in cycle:
                 self.report.add(name, "it is its own ancestor", RESTORE)
             if row.head_id is None and row.id in with_checkpoints:
                 self.report.add(name, "it has checkpoints, but no head", RESTORE)
@@ -148,7 +139,6 @@ class RowCheck:
     def check_checkpoints(self) -> None:
         for row in read_rows(self.transaction, _with_states(self.report), self.report):
             name = f"checkpoint {row.id}"
-            self.require_existing(name, "user", row.user_id, self.author_ids, RESTORE)
             inherited, calls = self.tracks.get(row.internal_session_id, (0, row.position))
             if not inherited <= row.position <= calls:
                 problem = f"its position is {row.position}, but its branch has {inherited} to {calls} calls"
@@ -162,11 +152,6 @@ class RowCheck:
             if self.with_hashes and recorded != (row.hash_there or b"", row.count_there or 0):
                 self.report.add(name, "its state_hash or message_count does not match its graph checkpoint", RESTORE)
 
-    def check_tags(self) -> None:
-        for row in self.read(TAG.c.external_session_id, TAG.c.name, TAG.c.user_id):
-            name = row_name(TAG, (row.external_session_id, row.name))
-            self.require_existing(name, "user", row.user_id, self.author_ids, RESTORE)
-
     # -- what tools did
 
     def check_calls(self) -> None:
@@ -174,7 +159,7 @@ class RowCheck:
         c = TOOL_INVOCATION.c
         for name in ("replay_of", "parent_id"):
             others = dict(self._read_raw(self._select(c.id, c[name]).where(c[name].is_not(None))))
-            for id in sorted(find_cycles(others)):
+            for id in sorted(find_cycle(others)):
                 self.report.add(f"tool_invocation {id}", f"its {name} leads back to itself", RESTORE)
         query = self._select(c.id, c.effect, c.args, c.result, c.answers)
         for row in read_rows(self.transaction, query, self.report, counted=False) if self.with_hashes else ():
@@ -187,16 +172,16 @@ class RowCheck:
                     self.report.add(name, "it is a write to memory without the item or the value before it", RESTORE)
 
     def check_operations(self) -> None:
-        """Check the author of each operation, its request and report, and the calls of its steps."""
+        """Check the request and report of each operation, and the calls of its steps."""
         c = OPERATION.c
-        for row in self.read(c.id, c.user_id, c.request, c.report):
+        for row in self.read(c.id, c.request, c.report):
             name = f"operation {row.id}"
-            self.require_existing(name, "user", row.user_id, self.author_ids, RESTORE)
             self.require_json(name, "request", row.request)
             self.require_json(name, "report", row.report)
             with suppress(Corrupt, AttributeError, KeyError, TypeError):  # it is reported
                 for step in as_object(row.request).get("steps", ()) if self.with_hashes else ():
-                    self.require_existing(name, "call", step["invocation"], self.call_ids, RESTORE)
+                    if step["invocation"] not in self.call_ids:
+                        self.report.add(name, f"its call {step['invocation']} is missing", RESTORE)
 
     def check_world(self) -> None:
         """Check that no branch has seen more than happened, and the entries of each call in the log."""
@@ -224,14 +209,23 @@ class RowCheck:
                 problem = f"its status is {status}, but its last entry in the world log is {action}"
                 self.report.add(name, problem, RESTORE)
 
+    def check_authors(self) -> None:
+        """Check that whoever has made something in a session exists, or was erased."""
+        known = {id for (id,) in self._read_raw(self._select(USER.c.id))} | {*list_erased_users(self.transaction)}
+        for table in (CHECKPOINT, TAG, OPERATION):
+            for *key, user_id in self._read_raw(self._select(*table.primary_key, table.c.user_id)):
+                if user_id not in known:
+                    self.report.add(row_name(table, key), f"its user {user_id} is missing", RESTORE)
+
     def check_members(self) -> None:
         """Check that each member was added by name or by a link of the same session."""
         link, member = SESSION_LINK.c, SESSION_MEMBER.c
         sessions = {NO_LINK: 0} | dict(self._read_raw(self._select(link.id, link.external_session_id)))
         for session_id, user_id, link_id in self.read(member.external_session_id, member.user_id, member.link_id):
             name = f"session_member {session_id}/{user_id}/{link_id}"
-            self.require_existing(name, "link", link_id, sessions, DELETE_ROW)
-            if sessions.get(link_id, 0) not in (0, session_id):
+            if link_id not in sessions:
+                self.report.add(name, f"its link {link_id} is missing", DELETE_ROW)
+            elif sessions[link_id] not in (0, session_id):
                 self.report.add(name, "its link is for another session", DELETE_ROW)
 
 
@@ -263,25 +257,17 @@ def _with_states(report: FsckReport) -> Any:
     c, state = CHECKPOINT.c, GRAPH_CHECKPOINT.c
     is_state = and_(state.thread_id == BRANCH.c.thread_id, state.ns == "", state.checkpoint_id == c.graph_checkpoint_id)
     columns = (
-        c.id, c.internal_session_id, c.user_id, c.position, c.data, c.graph_checkpoint_id,
+        c.id, c.internal_session_id, c.position, c.data, c.graph_checkpoint_id,
         c.state_hash, c.message_count, state.state_hash.label("hash_there"), state.message_count.label("count_there"),
     )  # fmt: skip
     joined = CHECKPOINT.join(BRANCH, BRANCH.c.id == c.internal_session_id).outerjoin(GRAPH_CHECKPOINT, is_state)
     return checked(report, *columns).select_from(joined)
 
 
-def find_cycles(parents: Mapping[int, int | None]) -> set[int]:
-    """Return the ids of branches that are their own ancestors."""
-    visited: set[int] = set()
-    cycles: set[int] = set()
-    for start in parents:
-        path: dict[int, None] = {}
-        branch_id: int | None = start
-        while branch_id is not None and branch_id not in visited and branch_id not in path:
-            path[branch_id] = None
-            branch_id = parents.get(branch_id)
-        if branch_id in path:
-            path_ids = list(path)
-            cycles.update(path_ids[path_ids.index(branch_id) :])
-        visited.update(path)
-    return cycles
+def find_cycle(parents: Mapping[int, int | None]) -> Collection[int]:
+    """Return the ids of rows that are their own ancestors, if there are any: those of one cycle."""
+    try:
+        TopologicalSorter({id: [parent] for id, parent in parents.items() if parent is not None}).prepare()
+    except CycleError as error:
+        return set(error.args[1])
+    return ()
