@@ -472,9 +472,9 @@ with getattr(faults, when)(Point(*point), faults.die):
 """
 STEPS = [
     ("after", *points.WRITE_TREE),
-    ("after", "store.transfer.import_", "_Buffer.flush"),
+    ("before", "store.transfer.import_", "check_session"),
     ("before", "handles.snapshot_transfer", "SnapshotImporter.store_into"),
-    ("after", "store.transfer.import_", "_Buffer.add"),
+    ("after", "store.transfer.import_", "_NewRows._row"),
     ("after", "store.transfer.import_", "record_event"),
 ]
 
