@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, Literal, Self, Unpack, overload
 
@@ -29,7 +29,7 @@ from agentgit.checkpoints.merge import MergePlan, Resolve
 from agentgit.effects import Effect, RollbackPlan
 from agentgit.effects.files import FileChanges
 from agentgit.effects.kinds import UNDECLARED
-from agentgit.errors import Conflict, NotFound
+from agentgit.errors import Conflict
 from agentgit.handles.context import BranchRef
 from agentgit.next_steps import Next
 from agentgit.render import html, svg
@@ -157,27 +157,12 @@ class RollbackAgent(BranchGraph):
             WorldDiverged: Without a plan: effects or files of other branches would be taken back, too.
             PlanChanged, RollbackBlocked, WorkspaceChanged, Unavailable, RollbackIncomplete: As `rollback`.
         """
-        with self._runner.outside_stream() as before_id:
-            if plan is not None:
-                to = self._rollbacks.find_previous(self.branch_id, steps, files)[1]
-            else:
-                to = self._find_undone(before_id, steps, files)
+        with self._runner.outside_stream() as began_at:
+            began_at = began_at if plan is None else None  # a plan counts from the state
+            to = self._rollbacks.find_previous(self.branch_id, steps, files, began_at=began_at)[1]
+            if plan is None:
                 plan = self._require_own(self.plan_rollback(to, files=files), Next("undo_planned"))
             return self.rollback(to, files=files, force=force, plan=plan)
-
-    def _find_undone(self, before_id: int | None, steps: int, files: FilesOption) -> int:
-        """Return the id of the checkpoint that `undo` goes back to.
-
-        A turn that was ended in its stream, with `before_id` as its first checkpoint, is a step even if it has changed
-        nothing yet.
-        """
-        find = partial(self._rollbacks.find_previous, self.branch_id, files=files)
-        changed = None
-        with suppress(NotFound):
-            changed = find(1)[1]
-        if before_id is None or (changed is not None and changed >= before_id):
-            return find(steps)[1]
-        return before_id if steps == 1 else find(steps - 1)[1]
 
     def _require_idle(self) -> None:
         if self._runner.turn is not None:

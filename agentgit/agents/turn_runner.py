@@ -217,12 +217,10 @@ class TurnRunner:
             run_config["configurable"].pop("checkpoint_id", None)
         durability = self._durability(options)
         saves_each_step = durability == "sync" or (durability == "exit" and self.branch.settings.effects.has_effects)
-        turn = Turn(
-            self.branch,
-            self._going_on(inputs.parse(self.instrumented_graph, value), run_config),
-            span,
-            saves_each_step=saves_each_step,
-        )
+        given = inputs.parse(self.instrumented_graph, value)
+        if given.is_answer_alone:
+            self._require_waiting(run_config)
+        turn = Turn(self.branch, self._going_on(given, run_config), span, saves_each_step=saves_each_step)
         resources.push(partial(self._leave, turn))
         resources.enter_context(turn.resources)
         interrupted_turn = self.branch.interrupted_turn
@@ -261,8 +259,6 @@ class TurnRunner:
         """Return an input as LangGraph takes it, which drops one that has the run id of the step that it found."""
         one_config = merge_configs(self.graph.config, config)
         run_id = {**one_config.get("configurable", {}), **one_config.get("metadata", {})}.get("run_id")
-        if turn_input.is_answer_alone:
-            self._require_waiting(config)
         if run_id is None or not turn_input.is_new:
             return turn_input
         with self.branch.reading() as transaction:

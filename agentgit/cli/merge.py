@@ -52,8 +52,9 @@ def merge(
         agent, ref, choices = _parse(repo, graph, words, resolve)
         verb = agent.cherry_pick if only else agent.merge
         plan = verb(ref, resolve=choices, dry_run=True)
-        output.MERGED.set(agent.branch_id)
         _run(plan, lambda: verb(ref, resolve=choices, name=name), dry_run)
+        if not dry_run:
+            output.MERGED.set(agent.branch_id)
 
 
 def _parse(

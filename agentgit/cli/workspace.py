@@ -85,7 +85,8 @@ def restore(
         plan = workspace.plan_restore(snapshot.id, paths=paths)
         if not force:
             _require_saved(plan)
-        _confirm("Restore?", lambda: (workspace.plan_restore(snapshot.id, paths=paths),), yes=yes)
+        if not yes:
+            _confirm("Restore?", (plan,), lambda: (workspace.plan_restore(snapshot.id, paths=paths),))
         restored = workspace.restore(snapshot.id, paths=paths)
         output.emit(restored.to_dict, lambda: files.restored(restored))
 
@@ -124,8 +125,8 @@ def undo(
     """Undo what the last tool calls did to files: show the plan, ask, save the current files, then restore."""
     with _workspace(folder, store) as workspace:
         stack = workspace.undo_stack
-        if stack.depth:
-            _confirm("Undo?", lambda: stack.plan(steps), yes=yes)
+        if not yes and (plan := stack.plan(steps)):
+            _confirm("Undo?", plan, lambda: stack.plan(steps))
         undone = stack.undo(steps)
         output.emit(lambda: [one.to_dict() for one in undone], lambda: files.undone(undone))
 
@@ -161,11 +162,8 @@ def _require_snapshot(workspace: Workspace, ref: str) -> FileCheckpoint:
     return snapshot
 
 
-def _confirm(question: str, plan: Callable[[], Sequence[Restored]], *, yes: bool) -> None:
+def _confirm(question: str, shown: Sequence[Restored], plan: Callable[[], Sequence[Restored]]) -> None:
     """Show what would be restored and ask; refuse if the files have changed meanwhile."""
-    if yes:
-        return
-    shown = plan()
     output.confirm(question, lambda: output.show([line for one in shown for line in files.plan(one)]), yes=False)
     if plan() != shown:
         raise PlanChanged("The files have changed since the plan was shown. Nothing was restored.", plan=shown[0])

@@ -194,11 +194,18 @@ class Rollbacks(SessionAccess):
     # -- undo and redo
 
     def find_previous(
-        self, branch: BranchRef, steps: int, files: FilesOption, required_role: Role = EDITOR
+        self,
+        branch: BranchRef,
+        steps: int,
+        files: FilesOption,
+        required_role: Role = EDITOR,
+        *,
+        began_at: int | None = None,
     ) -> tuple[int, int]:
         """Return the ids of a branch and of the checkpoint that lies `steps` distinct points back on it.
 
-        If the files are left alone, points that differ only in files are one.
+        If the files are left alone, points that differ only in files are one. The checkpoint `began_at` of a turn that
+        was broken off is a step even if the turn has changed nothing yet.
         """
         if not isinstance(steps, int) or steps < 1:
             raise InvalidInput(f"steps must be a number from 1, not {steps!r}.")
@@ -216,7 +223,7 @@ class Rollbacks(SessionAccess):
             for checkpoint in reversed(path):
                 # A checkpoint without a workspace does not differ in its files.
                 key = (point_key(checkpoint), known.get(checkpoint.workspace_snapshot_id, last_files))
-                if key != last_key:
+                if key != last_key or (not count and checkpoint.id == began_at):
                     last_key, count = key, count + 1
                 if count == steps:
                     return int(row.id), int(checkpoint.id)
