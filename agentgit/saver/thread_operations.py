@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import cached_property, partial
 
 from langgraph.checkpoint.base import BaseCheckpointSaver
@@ -36,6 +36,10 @@ class ThreadOperations(BaseCheckpointSaver[float]):
         unlock(self.database)
         return GraphStore(self._compression)
 
+    def _write(self, work: Callable[[Writing], None]) -> None:
+        self.store  # noqa: B018  # its first use prepares the database
+        self.database.write(work)
+
     def _require_access(self, thread_id: object) -> str:
         """Return the id of a thread, if this saver may access it."""
         thread = str(thread_id)
@@ -48,13 +52,13 @@ class ThreadOperations(BaseCheckpointSaver[float]):
 
     def delete_thread(self, thread_id: str) -> None:
         """Delete the checkpoints and writes of a thread."""
-        _, thread = self.store, self._require_access(thread_id)
-        self.database.write(lambda transaction: lifecycle.delete_thread(transaction, thread))
+        thread = self._require_access(thread_id)
+        self._write(lambda transaction: lifecycle.delete_thread(transaction, thread))
 
     def delete_for_runs(self, run_ids: Sequence[str]) -> None:
         """Delete the checkpoints whose metadata names one of these runs, with their writes."""
-        _, runs = self.store, [str(run_id) for run_id in run_ids]
-        self.database.write(lambda transaction: lifecycle.delete_for_runs(transaction, runs, sessions=self.sessions))
+        runs = [str(run_id) for run_id in run_ids]
+        self._write(lambda transaction: lifecycle.delete_for_runs(transaction, runs, sessions=self.sessions))
 
     def copy_thread(self, source_thread_id: str, target_thread_id: str) -> None:
         """Copy the checkpoints and writes of a thread into a new one."""
@@ -69,14 +73,14 @@ class ThreadOperations(BaseCheckpointSaver[float]):
         """Delete old checkpoints."""
         if strategy not in ("keep_latest", "delete"):
             raise InvalidInput(f"strategy must be 'keep_latest' or 'delete', not {strategy!r}.")
-        _, threads = self.store, [self._require_access(thread_id) for thread_id in thread_ids]
+        threads = [self._require_access(thread_id) for thread_id in thread_ids]
         operation = lifecycle.prune if strategy == "keep_latest" else lifecycle.delete_thread
 
         def prune_threads(transaction: Writing) -> None:
             for thread in threads:
                 operation(transaction, thread)
 
-        self.database.write(prune_threads)
+        self._write(prune_threads)
 
     def gc(self, *, dry_run: bool = False, shrink: bool = False, imports: bool = False) -> Collected:
         """Delete the values that no thread needs. Deleting threads and checkpoints leaves their values behind.
