@@ -87,15 +87,9 @@ class PendingRestore(NamedTuple):
     @classmethod
     def decode(cls, text: str) -> PendingRestore:
         fields = ormsgpack.unpackb(bytes.fromhex(text), option=ormsgpack.OPT_NON_STR_KEYS)
-        snapshot, safety, aside, paths, kept, is_undo = fields
-        return cls(
-            snapshot,
-            safety,
-            aside,
-            paths if paths is None else tuple(paths),
-            KeptPaths(set(kept[0]), *kept[1:]),
-            is_undo,
-        )
+        snapshot, safety, aside, paths, (kept, *reasons), is_undo = fields
+        chosen = None if paths is None else tuple(paths)
+        return cls(snapshot, safety, aside, chosen, KeptPaths(set(kept), *reasons), is_undo)
 
 
 def leaves(changes: Changes) -> list[bytes]:
@@ -184,9 +178,8 @@ class Restore:
 
 def _combine_failures(failures: Collection[AgentGitError]) -> AgentGitError:
     """Combine several failures into one, with damaged contents first."""
-    ordered = sorted(failures, key=lambda error: not isinstance(error, Corrupt))
-    first = ordered[0]
-    if len(ordered) == 1:
+    first, *others = ordered = sorted(failures, key=lambda error: not isinstance(error, Corrupt))
+    if not others:
         return first
     text = f"{len(ordered)} paths were not restored; all others were. {some([*map(str, ordered)], ' ')}"
     return Corrupt(text, row=first.row) if isinstance(first, Corrupt) else Unavailable(text)

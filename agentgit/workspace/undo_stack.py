@@ -36,7 +36,7 @@ class UndoStack:
             raise InvalidInput(f"paths={paths!r} is one path; write paths=[{paths!r}].")
         with self._engine.locked():
             entry = self._engine.save_entry(label, None if paths is None else tuple(self._resolve(paths)))
-            self._evict(self.max_snapshots)
+            self._evict_beyond(self.max_snapshots)
             return entry.id
 
     def peek(self) -> FileCheckpoint | None:
@@ -56,7 +56,7 @@ class UndoStack:
     def clear(self) -> None:
         """Delete all entries, and free their disk space."""
         with self._engine.locked():
-            self._evict(0)
+            self._evict_beyond(0)
             self._engine.collect()
 
     def plan(self, n: int = 1) -> tuple[Restored, ...]:
@@ -87,11 +87,10 @@ class UndoStack:
             done = [finished[0]] if finished is not None and finished[1] else []
             while len(done) < n and (rows := self._catalog.undo_entries()):
                 done.append(self._engine.restore(rows[-1].snapshot.id, paths=rows[-1].paths, is_undo=True))
-            self._evict(self.max_snapshots)
+            self._evict_beyond(self.max_snapshots)
         return tuple(done)
 
-    def _evict(self, limit: int) -> None:
-        """Delete the oldest entries beyond a limit."""
+    def _evict_beyond(self, limit: int) -> None:
         rows = self._catalog.undo_entries()
         self._engine.delete(rows[: max(0, len(rows) - limit)], PRUNED)
 
