@@ -363,13 +363,8 @@ class Journal:
             part_skip = max(0, skip - part.before)
             if part.count is not None and part.count <= part_skip:
                 continue
-            query = (
-                select(TOOL_INVOCATION)
-                .where(self._in_branch(part.branch_id), IS_ON_TRACK)
-                .order_by(TOOL_INVOCATION.c.arrival)
-            )
-            query = query.limit(None if part.count is None else part.count - part_skip)
-            rows = transaction.execute(query.offset(part_skip) if part_skip else query).all()
+            count = UNBOUNDED if part.count is None else part.count - part_skip
+            rows = _SELECT_TRACK.all(transaction, {"branch": part.branch_id, "count": count, "skip": part_skip})
             first_position, runs = part.before + part_skip, self._run_counts(transaction, rows)
             track += [
                 (row, _invocation_from_row(row, parts[-1].branch_id, first_position + n, runs.get(row.id, 1)))
@@ -542,6 +537,14 @@ _ANSWERING = select(TOOL_INVOCATION.c.replay_of).where(
     _of_session, TOOL_INVOCATION.c.replay_of.is_not(None), TOOL_INVOCATION.c.kind == REPLAY
 )
 _COPIED_UNKNOWN = _ANSWERING.where(TOOL_INVOCATION.c.status == UNKNOWN)
+_SELECT_TRACK = CompiledStatement(
+    select(TOOL_INVOCATION)
+    .where(_is_in_branch, IS_ON_TRACK)
+    .order_by(TOOL_INVOCATION.c.arrival)
+    .limit(bindparam("count"))
+    .offset(bindparam("skip"))
+)
+
 _SELECT_NEWEST_RUNS = CompiledStatement(
     select(TOOL_INVOCATION).where(
         TOOL_INVOCATION.c.id.in_(union_all(NEWEST_REDOS, _ANSWERING)),

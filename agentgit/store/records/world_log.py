@@ -138,8 +138,8 @@ class WorldLog:
     def with_repeated_ids(self, transaction: Reading, ids: Iterable[int]) -> set[int]:
         """Return the ids of these invocations, and the ids of the calls that they repeat."""
         all_ids = set(ids)
-        repeats = select(TOOL_INVOCATION.c.replay_of).where(TOOL_INVOCATION.c.kind == REDO)
-        return all_ids | {row.replay_of for row in rows_with(transaction, repeats, TOOL_INVOCATION.c.id, all_ids)}
+        redos = rows_with(transaction, _SELECT_REPEATED, TOOL_INVOCATION.c.id, all_ids)
+        return all_ids | {row.replay_of for row in redos}
 
     def _redone_ids(self, transaction: Reading, ids: Sequence[int]) -> set[int]:
         """Return those of these invocations whose redo may be in effect."""
@@ -173,6 +173,8 @@ def _first_id(row: Row[Any]) -> int:
 _first_seq = select(func.min(WORLD_LOG.c.seq)).where(WORLD_LOG.c.invocation_id == TOOL_INVOCATION.c.id)
 # A call that is still running sorts as the newest.
 _NEWEST_IN_WORLD_FIRST = (func.coalesce(_first_seq.scalar_subquery(), UNBOUNDED).desc(), *NEWEST_FIRST)
+
+_SELECT_REPEATED = select(TOOL_INVOCATION.c.replay_of).where(TOOL_INVOCATION.c.kind == REDO)
 
 _IS_USED_REPLAY = (
     TOOL_INVOCATION.c.kind == REPLAY,
