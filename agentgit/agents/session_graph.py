@@ -159,8 +159,8 @@ class SessionGraph(Pregel[Any, Any, Any, Any]):
     def _plain(self) -> Graph:
         """Return the graph to run, with the store and the other settings that a copy has of its own."""
         plain = copy.copy(self.graph)
-        own = vars(self)
-        plain.__dict__.update({name: own[name] for name in vars(plain) if name in own and name != "checkpointer"})
+        own = {name: value for name, value in vars(self).items() if name in vars(plain) and name != "checkpointer"}
+        plain.__dict__.update({**own, "store": own["store"] or plain.store})
         return plain
 
     def copy(self, update: dict[str, Any] | None = None) -> Self:

@@ -13,7 +13,7 @@ from agentgit.web.authentication import OwnerLink
 folder = Path(os.environ.get("SHOP_FOLDER", "."))
 repo = agentgit.open(folder / "agentgit.db")
 
-graph = repo.graph(build(open_shop(folder / "shop.db")), effects=EFFECTS)
+graph = repo.graph(build(open_shop(folder / "shop.db")), effects=EFFECTS).copy({"checkpointer": None})
 checkpointer = repo.saver()
 
 link = OwnerLink()

@@ -64,14 +64,37 @@ def refusal_of(run, *arguments):
 
 
 def test_it_is_a_compiled_graph_that_describes_itself_as_the_plain_one(app, plain):
-    """It has every public name, and no checkpointer that a host could refuse."""
+    """It has every public name."""
     assert isinstance(app, CompiledStateGraph)
     assert set(dir(plain)) <= set(dir(app))
-    assert app.checkpointer is None
     assert app.get_graph().to_json() == plain.get_graph().to_json()
     assert (app.name, list(app.nodes), list(app.channels)) == (plain.name, list(plain.nodes), list(plain.channels))
     for name in ("get_input_jsonschema", "get_output_jsonschema", "get_context_jsonschema"):
         assert getattr(app, name)() == getattr(plain, name)(), name
+
+
+def test_its_checkpointer_reads_the_threads(app):
+    run(app, "add chair")
+    newest = app.get_state(THREAD).config
+    assert app.checkpointer.get_tuple(THREAD).config == newest
+    with pytest.raises(InvalidInput, match="written only by runs"):
+        app.checkpointer.put_writes(newest, [], "task")
+
+
+def test_the_copy_for_a_host_shows_neither_checkpointer_nor_store(repo):
+    """Its nodes have the store of the graph all the same, until the host gives another one."""
+    seen, own, hosts = [], InMemoryStore(), InMemoryStore()
+
+    def node(state, *, store):
+        seen.append(store)
+
+    graph = StateGraph(MessagesState).add_node("node", node).add_edge(START, "node").compile(store=own)
+    copied = repo.graph(graph).copy({"checkpointer": None})
+    assert copied.checkpointer is copied.store is None
+    copied.invoke(said("hello"), THREAD)
+    copied.copy({"checkpointer": InMemorySaver(), "store": hosts}).invoke(said("hello"), THREAD)
+    assert seen == [own, hosts]
+    assert [one.session_name for one in repo.sessions()] == ["t"]
 
 
 def test_only_the_methods_in_the_table_differ(app):

@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 import sqlite3
+import subprocess
 import time
 from contextlib import closing
 from pathlib import Path
@@ -136,6 +137,20 @@ async def buyer(shop):
 async def worker(slow):
     async with Client(slow, "slow") as client:
         yield client
+
+
+def test_a_graph_that_shows_its_checkpointer_is_refused_with_the_form_to_export(tmp_path):
+    (tmp_path / "app.py").write_text(
+        "import agentgit\nfrom agentgit.demo import build, open_shop\n"
+        "graph = agentgit.open('agentgit.db').graph(build(open_shop('shop.db')))\n"
+    )
+    (tmp_path / "langgraph.json").write_text('{"dependencies": ["."], "graphs": {"shop": "./app.py:graph"}}')
+    command = [PROGRAM, "dev", "--no-browser", "--no-reload", "--port", str(free_port())]
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "LANGSMITH_TRACING": "false"}
+    done = subprocess.run(  # noqa: S603  # our own command
+        command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120
+    )
+    assert "export repo.graph(...).copy({'checkpointer': None})" in done.stdout + done.stderr
 
 
 # -- the example

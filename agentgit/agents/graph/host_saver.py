@@ -97,7 +97,14 @@ CANCEL = RollbackOptions(tools="reversible", on_error="continue")
 """The rollback of a run that is cancelled: nobody can be asked for consent."""
 
 
-class HostSaver(ThreadReader):
+class _ShownByHost(type):
+    """The type of a saver that a host names when it refuses a graph that shows one."""
+
+    def __repr__(cls) -> str:
+        return f"agentgit's {cls.__name__}; export repo.graph(...).copy({{'checkpointer': None}})"
+
+
+class HostSaver(ThreadReader, metaclass=_ShownByHost):
     """The saver that a host is given beside a graph of `Repository.graph`. `Repository.saver` creates it.
 
     A host reads threads with it, and deletes, copies and prunes them. The runs of the graph write with savers of their
@@ -208,7 +215,7 @@ class HostSaver(ThreadReader):
         graphs = ServedGraphs.of(self._context.registry)
         for run_id in map(str, run_ids):
             run = graphs.runs.get(run_id)
-            if run is None or run.thread_id in graphs.held:
+            if run is None or run.thread_id in graphs.held or self._sessions.find(run.thread_id) != run.session_id:
                 continue
             graphs.held.add(run.thread_id)
             try:

@@ -71,8 +71,13 @@ class RollbackGraph(SessionGraph):
         return merge_configs(self.config, config)
 
     def copy(self, update: dict[str, Any] | None = None) -> Self:
-        """Return a copy with other attributes, as the graph's `copy`. It keeps the sessions: a saver is ignored."""
-        return super().copy({**(update or {}), "checkpointer": None})
+        """Return a copy with other attributes, as the graph's `copy`. It keeps the sessions: a saver is only shown.
+
+        A host with a saver and a store of its own may refuse a graph that shows others. The copy with
+        `{"checkpointer": None}`, for such a host, shows no store, either.
+        """
+        shown = update or {}
+        return super().copy({"store": None, **shown} if shown.get("checkpointer", self) is None else shown)
 
 
 class RollbackStateGraph(RollbackGraph, CompiledStateGraph[Any, Any, Any, Any]):
@@ -84,5 +89,5 @@ def make_graph(threads: Threads) -> RollbackGraph:
     plain: Graph = threads.wrapped.graph
     graph = object.__new__(RollbackStateGraph if isinstance(plain, CompiledStateGraph) else RollbackGraph)
     graph._take_from(plain)
-    graph.checkpointer, graph.agentgit_threads = None, threads
+    graph.checkpointer, graph.agentgit_threads = threads.reader, threads
     return graph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict, defaultdict
 from collections.abc import Hashable, Iterable
-from typing import NamedTuple, Self
+from typing import ClassVar, NamedTuple, Self
 from weakref import WeakSet
 
 from agentgit.agents.wrap import PreparedGraph
@@ -34,14 +34,16 @@ class HostRun(NamedTuple):
 class ServedGraphs:
     """The graphs that serve any session of their user, each for as long as it exists."""
 
+    runs: ClassVar[OrderedDict[str, HostRun]] = OrderedDict()
+    """The runs of hosts that have not ended, by their ids: those that run, and those cancelled. All repositories of
+    the process share them, because a host executes a file twice: for its graph, and for its saver."""
+    held: ClassVar[set[str]] = set()
+    """The threads in which a cancelled run is being rolled back, so that no other run may begin."""
+
     def __init__(self, registry: Registry) -> None:
         self._registry, self._graphs = registry, WeakSet[PreparedGraph]()
         self.of_all: PreparedGraph | None = None
         """The graph that runs each session that no other one runs here; None if there is none."""
-        self.runs: OrderedDict[str, HostRun] = OrderedDict()
-        """The runs of hosts that have not ended, by their ids: those that run, and those cancelled."""
-        self.held: set[str] = set()
-        """The threads in which a cancelled run is being rolled back, so that no other run may begin."""
 
     @classmethod
     def of(cls, registry: Registry) -> Self:

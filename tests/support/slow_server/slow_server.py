@@ -93,5 +93,5 @@ repo = agentgit.open(folder / "agentgit.db")
 graph = repo.graph(
     builder.compile(),
     effects={"order": undo, "slow": undo, "remember": "state", "pay": agentgit.compensable(refund)},
-)
+).copy({"checkpointer": None})
 checkpointer = repo.saver()
