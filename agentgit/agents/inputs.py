@@ -94,6 +94,11 @@ def parse(graph: Pregel[Any, Any, Any, Any], value: Any) -> TurnInput:
     """Parse an input, and add an id to the user's message if LangGraph would add one."""
     if value is UPDATE:
         return TurnInput(None, is_new=False)
+    if isinstance(value, Command) and value.resume is value.update is None and not value.goto:
+        raise InvalidInput(
+            "Nothing was run: this Command says nothing, and LangGraph takes no None as an answer. Answer with another "
+            'value, such as False or "".'
+        )
     if value is None or isinstance(value, Command):
         return TurnInput(value, is_new=False, goes_on=True)
     raw_messages: Any = value.get(MESSAGES) if isinstance(value, Mapping) else value

@@ -25,8 +25,11 @@ BY_SHELL = "by shell"
 BY_SUBAGENT = "by subagent"
 """The effect of the tool that runs a subagent of deepagents: the tools of a local graph are recorded themselves."""
 
-STRUCTURED_TOOL = "langchain_core.tools.structured:StructuredTool"
-"""The class of all known tools. A subclass may do something else."""
+BY_STORE = "by store"
+"""The effect of the tool that writes memories of langmem: the store of the graph records its writes itself."""
+
+TOOL_CLASSES = ("langchain_core.tools.structured:StructuredTool", "langmem.knowledge.tools:_ToolWithRequired")
+"""The classes of all known tools. A subclass may do something else."""
 
 STATE_BACKEND = "deepagents.backends.state:StateBackend"
 STORE_BACKEND = "deepagents.backends.store:StoreBackend"
@@ -74,6 +77,8 @@ _COMPACTIONS = _local("SummarizationToolMiddleware._create_compact_tool", "sync_
 _HANDOFFS = _local("create_handoff_tool", "handoff_to_agent")
 _FORWARDS = _local("create_forward_message_tool", "forward_message")
 _RETRIEVALS = _local("get_default_retrieval_tool", "retrieve_tools", "aretrieve_tools")
+_WRITES_OF_MEMORIES = _local("create_manage_memory_tool", "manage_memory", "amanage_memory")
+_SEARCHES_OF_MEMORIES = _local("create_search_memory_tool", "search_memory", "asearch_memory")
 
 KNOWN_TOOLS = (
     KnownTool("write_todos", "langchain.agents.middleware.todo", _TODOS, STATE),
@@ -88,6 +93,8 @@ KNOWN_TOOLS = (
     KnownTool("forward_message", "langgraph_supervisor.handoff", _FORWARDS, STATE),
     KnownTool("transfer_to_*", "langgraph_swarm.handoff", _HANDOFFS, STATE),
     KnownTool("retrieve_tools", "langgraph_bigtool.tools", _RETRIEVALS, READ_ONLY),
+    KnownTool("manage_memory", "langmem.knowledge.tools", _WRITES_OF_MEMORIES, BY_STORE),
+    KnownTool("search_memory", "langmem.knowledge.tools", _SEARCHES_OF_MEMORIES, READ_ONLY),
 )
 """The tools whose effects are known. All others are undeclared: a shell, or a tool that starts work elsewhere."""
 
@@ -114,6 +121,8 @@ class ToolProfile:
             kind = READ_ONLY if _class_path(backend) in BACKENDS_WITHOUT_SHELL else None
         elif self.known.effect == BY_SUBAGENT:
             kind = STATE if self._runs_local_graphs(None if args is None else args.get("subagent_type")) else None
+        elif self.known.effect == BY_STORE:
+            kind = STATE if self.variables.get("initial_store", self) is None else None
         else:
             kind = self.known.effect
         return None if kind is None else Effect(kind)
@@ -136,7 +145,7 @@ class ToolProfile:
 def profile_of(tool: Any) -> ToolProfile | None:
     """Return the profile of a tool; None if the tool is not known."""
     functions = [function for name in ("func", "coroutine") if (function := getattr(tool, name, None)) is not None]
-    if not functions or not _is_exactly(tool, (STRUCTURED_TOOL,)):
+    if not functions or not _is_exactly(tool, TOOL_CLASSES):
         return None
     known = [_BY_FUNCTION.get(_code_name(function)) for function in functions]
     if known[0] is None or any(other is not known[0] for other in known):

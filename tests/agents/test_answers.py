@@ -305,6 +305,20 @@ def test_an_answer_for_which_nothing_waits_is_refused(repo):
     assert texts.count("first") == 1
 
 
+@pytest.mark.parametrize("command", [Command(resume=None), Command()], ids=["None", "empty"])
+def test_none_is_no_answer_and_the_question_goes_on_waiting(repo, command):
+    """LangGraph fails there with an error of its own code."""
+    agent, graph = repo.wrap(asking("ask"), "s"), repo.graph(asking("ask"))
+    thread = {"configurable": {"thread_id": "t"}}
+    agent.invoke(say())
+    graph.invoke(say(), thread)
+    for answer in (agent.invoke, lambda command: graph.invoke(command, thread)):
+        with pytest.raises(InvalidInput, match="takes no None as an answer"):
+            answer(command)
+    assert agent.invoke(Command(resume=False))["messages"][-1].content == "False"
+    assert graph.get_state(thread).next == ("ask",)
+
+
 def test_every_text_of_a_session_shows_what_it_waits_for(repo):
     agent = repo.wrap(asking("ask"), "s")
     agent.invoke(say())

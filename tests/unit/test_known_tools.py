@@ -9,7 +9,7 @@ import pytest
 from langchain_core.tools import StructuredTool, tool
 from langgraph_swarm import create_handoff_tool
 
-from agentgit.effects.known_tools import BY_BACKEND, BY_SHELL, BY_SUBAGENT, KNOWN_TOOLS, profile_of
+from agentgit.effects.known_tools import BY_BACKEND, BY_SHELL, BY_STORE, BY_SUBAGENT, KNOWN_TOOLS, profile_of
 
 
 def transfer_to_bob(euros: int = 5) -> str:
@@ -81,6 +81,7 @@ def qualified_names(code):
 EFFECTS = {
     BY_BACKEND: "by the [backend](#files-of-deepagents)",
     BY_SHELL: "`undeclared`; `read_only` if the backend has no shell",
+    BY_STORE: "`state`; `undeclared` with a store of its own",
     BY_SUBAGENT: "`state`; `undeclared` for a remote graph",
 }
 
