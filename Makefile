@@ -7,7 +7,7 @@ WORKERS ?= 2
 # The tests start hundreds of processes; without its bytecode each would compile what it imports.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: demo test test-all test-deepagents soak check dist docs bench format pins clean
+.PHONY: demo test test-all test-deepagents test-floor soak check dist docs bench format pins clean
 
 # One stamp file says that .venv has what the pinned requirements ask for.
 $(BIN)/.ready: requirements/dev.txt pyproject.toml
@@ -32,7 +32,7 @@ test: $(BIN)/.ready
 	$(BIN)/pytest -n $(WORKERS) -m "$(CHOICE)"
 
 # Everything but the soak.
-test-all: test-deepagents .venv-host/.ready
+test-all: test-deepagents test-floor .venv-host/.ready
 	$(MAKE) test CHOICE="not soak"
 
 # What only repeats the other tests: STEPS of random sessions and KILLS at random, kills at each moment, every variant on
@@ -48,6 +48,12 @@ soak: $(BIN)/.ready
 test-deepagents: $(BIN)/.ready
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .deepagents -r requirements/deepagents.txt
 	PYTHONPATH=.deepagents $(BIN)/pytest tests/deep_agents
+
+# A short selection with the oldest LangGraph of the range in pyproject.toml; all other tests run with the newest.
+test-floor: $(BIN)/.ready
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps --upgrade --target .floor -r requirements/floor.txt
+	PYTHONPATH=.floor $(BIN)/pytest -m "not long and not soak" \
+		tests/agents/test_graph.py tests/agents/test_agent_as_graph.py tests/agents/test_answers.py tests/store/test_saver.py
 
 check: $(BIN)/.ready
 	$(BIN)/ruff check .
@@ -81,4 +87,4 @@ pins:
 	.venv-host/bin/pip list --format=freeze --exclude agentgit --exclude pip --exclude setuptools > requirements/host.txt
 
 clean:
-	rm -rf .venv .venv-host .deepagents dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-host .deepagents .floor dist site .mypy_cache .ruff_cache .pytest_cache .hypothesis
