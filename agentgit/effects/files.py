@@ -85,9 +85,10 @@ class FileChanges:
         return not (self.problem or self.conflicts)
 
     def forced(self) -> Self:
-        """Return the changes that `force=True` makes: files in conflict stay as they are."""
+        """Return the changes that `force=True` makes: files in conflict, or that cannot be restored, stay."""
         changes = [replace(one, action=LEFT) if one.action == CONFLICT else one for one in self.changes]
-        return replace(self, changes=changes)
+        stays = [f"not restored: {self.problem.removesuffix('.')}"] if self.problem else []
+        return replace(self, changes=changes, problem="", unseen=[*self.unseen, *stays])
 
     @property
     def conflicts(self) -> list[str]:

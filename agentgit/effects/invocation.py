@@ -128,7 +128,7 @@ VERIFIED = "verified: it is still there"
 RESOLVED = "resolved: it did not happen"
 """How the error of a call whose reversal certainly did not happen begins."""
 
-DIED = "the process died during its reversal"
+DIED = "its reversal was interrupted"
 
 _VERIFY_RAISED = "its verify raised "
 """The prefix of the error of a failed `verify` in an error message."""

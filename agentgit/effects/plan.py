@@ -142,13 +142,14 @@ class RollbackPlan(PrintableDrawing):
 
     @property
     def is_forcible(self) -> bool:
-        """True if `force=True` can carry out the plan: no simulated call is blocked, and the files can be restored."""
+        """True if `force=True` can carry out the plan: no simulated call is blocked."""
         return self.forced().is_admissible
 
     def forced(self) -> RollbackPlan:
         """Return the plan that `force=True` carries out: each blocked step takes its `otherwise` action.
 
-        A simulated call stays blocked, because it would be taken for done. Files in conflict stay as they are.
+        A simulated call stays blocked, because it would be taken for done. Files in conflict, or that cannot be
+        restored, stay as they are.
         """
         steps = [
             step

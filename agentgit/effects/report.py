@@ -124,7 +124,8 @@ class RollbackReport(PrintableDrawing):
         """A sentence that counts the effects by outcome, with the next step if the operation is not done."""
         items = self.groups()
         counts = [f"{len(items[group])} {word}" for group, word in _WORDING.items() if items[group]]
-        empty_text = "The world is unchanged" if self.kind in (SWITCH, FORK) else "There was nothing to reverse"
+        is_unchanged = self.kind in (SWITCH, FORK) and not (self.files and self.files.changed)
+        empty_text = "The world is unchanged" if is_unchanged else "There was nothing to reverse"
         text = f"{', '.join(counts) or empty_text}." + (f" {self.files.summary}" if self.files else "")
         return Reason(text, *([] if self.status == DONE else [Next("resume", operation=self.operation_id)]))
 

@@ -13,6 +13,7 @@ from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.next_steps import Next
 from agentgit.rollback import Request, SwitchRequest
 from agentgit.rollback.crash_recovery import require_idle
+from agentgit.rollback.planner import is_of_files
 from agentgit.rollback.request import OVERWRITE, ConfirmedPlan, FilesOption, RollbackOptions
 from agentgit.sessions.session import DONE
 from agentgit.store.queries.graph_points import GraphPoint
@@ -250,34 +251,32 @@ class Rollbacks(SessionAccess):
         return self.context.read(load)
 
     def undo_rewind_request(self, branch: BranchRef, required_role: Role = EDITOR) -> Request | None:
-        """Return the request to undo a rewind of files, if the world of a branch has not changed since; else None."""
+        """Return the request to undo the last rewind of files that nothing has undone or followed; None if none."""
         store = self.context.store
 
         def create_request(transaction: Reading) -> Request | None:
             row = self.find_branch(transaction, branch, required_role)
-            operations = store.operations.of_branch(transaction, row.id)
-            left_world = [one for one in operations if as_object(one.request).get("sync") in ("note", "ignore")]
-            last_operation = next((one for one in reversed(operations) if one not in left_world), None)
-            if last_operation is None or last_operation.kind != ROLLBACK or last_operation.status != DONE:
-                return None
-            if last_operation.source_id != row.id:
-                return None
             newest = store.graphs.newest(transaction, row.thread_id)
-            if newest is not None and newest.made_at > last_operation.ended_at:  # a turn ran since
+            rewinds: list[tuple[SnapshotRef, str]] = []
+            for operation in store.operations.of_branch(transaction, row.id):
+                request = as_object(operation.request)
+                if request.get("sync") in ("note", "ignore"):
+                    continue  # it left the world as it was
+                report = self.context.engine().reports.read(transaction, operation)
+                safety = report.files.safety if is_of_files(operation) and report.files is not None else ""
+                ran_since = newest is not None and newest.made_at > operation.ended_at
+                if not safety or ran_since or operation.status != DONE:
+                    rewinds.clear()
+                    continue
+                files = SnapshotRef(**request["files"])
+                if rewinds and rewinds[-1][1] == files.snapshot:  # it has undone the last one
+                    rewinds.pop()
+                else:
+                    rewinds.append((files, safety))
+            if not rewinds:
                 return None
-            report = self.context.engine().reports.read(transaction, last_operation)
-            snapshot_data = as_object(last_operation.request).get("files")
-            if (
-                snapshot_data is None
-                or report.files is None
-                or not report.files.safety
-                or report.reversed
-                or report.redone
-            ):
-                return None
-            snapshot = SnapshotRef(
-                snapshot=report.files.safety, settings=snapshot_data["settings"]
-            ).without_import_mark()
+            files, safety = rewinds[-1]
+            snapshot = SnapshotRef(snapshot=safety, settings=files.settings).without_import_mark()
             target = self.context.lookup.target(transaction, row, "HEAD")[0]
             return self._files_request(row.id, target, "before the files were brought back", snapshot)
 

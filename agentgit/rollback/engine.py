@@ -124,17 +124,21 @@ class RollbackEngine:
             return self._run(request)
 
     def _run(self, request: Request) -> int:
-        self.verification.verify_unsettled_calls(request.target.external_session_id)
-        snapshot = self._snapshot_to_restore(request)
-        files = self._plan_files(request.target.external_session_id, snapshot, request)
-        found = self.files.take_found(request.target.external_session_id, snapshot)
-        with owning(self.store, request.target.external_session_id) as owner:
-            operation_id, is_new = self._precheck_and_record(
-                lambda c, refusals: self.planner.plan_request(c, request, refusals),
-                lambda answers, c: self.starter.record_rollback(c, request, owner, answers, snapshot, files, found),
-            )
-            if is_new:
-                return self._execute_and_publish(operation_id, owner)
+        session_id, snapshot = request.target.external_session_id, self._snapshot_to_restore(request)
+        with self.store.database.reading() as transaction:
+            earlier_id = self.starter.find_earlier(transaction, request, snapshot)
+        if earlier_id is None:
+            self.verification.verify_unsettled_calls(session_id)
+            files = self._plan_files(session_id, snapshot, request)
+            found = self.files.take_found(session_id, snapshot, files)
+            with owning(self.store, session_id) as owner:
+                operation_id, is_new = self._precheck_and_record(
+                    lambda c, refusals: self.planner.plan_request(c, request, refusals),
+                    lambda answers, c: self.starter.record_rollback(c, request, owner, answers, snapshot, files, found),
+                )
+                if is_new:
+                    return self._execute_and_publish(operation_id, owner)
+        operation_id = operation_id if earlier_id is None else earlier_id
         self.resume(operation_id, plan=request.plan)
         with self.store.database.reading() as transaction:
             return int(self.resumption.load_operation(transaction, operation_id).internal_session_id)
@@ -150,7 +154,7 @@ class RollbackEngine:
         self.verification.verify_unsettled_calls(request.branch.external_session_id)
         snapshot = self.files.of_branch(request.branch) if request.sync == "world" else None
         files = self._plan_files(request.branch.external_session_id, snapshot, request)
-        found = self.files.take_found(request.branch.external_session_id, snapshot)
+        found = self.files.take_found(request.branch.external_session_id, snapshot, files)
         with owning(self.store, request.branch.external_session_id) as owner:
             operation_id = self._precheck_and_record(
                 lambda c, refusals: self._plan_switch_to(c, request.branch.id, refusals),

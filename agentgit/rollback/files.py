@@ -28,7 +28,7 @@ from agentgit.effects.files import (
 )
 from agentgit.effects.plan import KEEP
 from agentgit.effects.registry import Registry
-from agentgit.errors import AgentGitError, Conflict, NotFound, Unavailable, WorkspaceChanged
+from agentgit.errors import AgentGitError, Conflict, NotAllowed, NotFound, Unavailable, WorkspaceChanged
 from agentgit.next_steps import Next
 from agentgit.rollback.file_history import BLOCKED_WHY, OTHERS, UNHELD_WHY, FileHistory, FileState
 from agentgit.rollback.request import Request, SwitchRequest
@@ -142,7 +142,8 @@ class RollbackFiles:
     def plan_changed_since(self, row: StoredRow, *, force: bool) -> FileChanges | None:
         """Return what an operation would do to files that turns or other operations have changed since it began.
 
-        None if there are none; with `force`, also if the files cannot be restored, because it then leaves them.
+        None if there are none; with `force`, also if the files cannot be restored, because it then leaves them. Files
+        in conflict stay as they are.
         """
         request = as_object(row.request)
         if request.get("files") is None:
@@ -155,7 +156,9 @@ class RollbackFiles:
             return None
         snapshot, overwrites = SnapshotRef(**request["files"]), bool(request["overwrites"])
         changes = self.plan(row.external_session_id, snapshot, overwrites=overwrites, has_begun=True)
-        return changes.forced() if changes and changes.forced().is_needed and not (force and changes.problem) else None
+        return (
+            replace(changes.forced(), problem=changes.problem) if changes and not (force and changes.problem) else None
+        )
 
     def of_others(self, branch: StoredRow, changes: FileChanges) -> list[str]:
         """Return the paths that a plan changes although turns of other branches have written them."""
@@ -215,11 +218,14 @@ class RollbackFiles:
         """Check that the files can be restored and, unless forced, that nothing is in conflict; return the changes."""
         if snapshot is None:
             return None
+        changes: FileChanges | None = None
         try:
             changes = self._plan(session_id, snapshot, overwrites=request.overwrites_files)
             if changes.problem:
                 raise Unavailable(changes.problem)
         except AgentGitError as error:
+            if request.force and not request.is_of_files and not isinstance(error, Conflict | NotAllowed):
+                return changes or failed_restore(snapshot, error)  # what cannot be restored stays as it is
             text = f"Nothing was done. The files cannot be restored: {error.message.rstrip('.')}."
             raise Unavailable(text, *error.next, *request.without_files) from error
         if changes.conflicts and not request.force:
@@ -237,16 +243,22 @@ class RollbackFiles:
             )
         return changes
 
-    def take_found(self, session_id: int, snapshot: SnapshotRef | None) -> FoundFiles | None:
+    def take_found(
+        self, session_id: int, snapshot: SnapshotRef | None, changes: FileChanges | None
+    ) -> FoundFiles | None:
         """Take a snapshot of the files as an operation that will restore some finds them."""
         if snapshot is None:
             return None
         with self.store.database.reading() as transaction:
             newest = self.store.snapshots.newest_of_session(transaction, session_id)
-        adapter = self._adapter(session_id, snapshot)
-        if adapter.is_custom:
-            return None
-        return FoundFiles(newest and newest.id, adapter.take_snapshot("before a rollback"))
+        try:
+            adapter = self._adapter(session_id, snapshot)
+            found = adapter.take_snapshot("before a rollback") if not adapter.is_custom else None
+        except AgentGitError:
+            if changes is None or not changes.problem:
+                raise
+            return None  # nothing can be restored, either
+        return FoundFiles(newest and newest.id, found) if found is not None else None
 
     def restore(self, row: StoredRow) -> FileChanges | None:
         """Restore the files that an operation leads to; None if it leaves them alone. Idempotent."""
@@ -254,6 +266,8 @@ class RollbackFiles:
         if request.get("files") is None:
             return None
         snapshot, overwrites = SnapshotRef(**request["files"]), bool(request.get("overwrites"))
+        if request.get("files_left"):
+            return failed_restore(snapshot, Unavailable(request["files_left"]))
         try:
             adapter = self._adapter(session_id, snapshot)
             history = self._history(session_id, snapshot, adapter, overwrites=overwrites, has_begun=True)

@@ -45,7 +45,9 @@ class Finisher:
         self.store.operations.require_held(transaction, operation_id, owner)
         row = self.resumption.load_operation(transaction, operation_id)
         groups, request = self.reports.outcome(transaction, row), as_object(row.request)
-        must_wait = request.get("files") is not None and (file_changes is None or bool(file_changes.problem))
+        must_wait = request.get("files") is not None and (
+            file_changes is None or bool(file_changes.problem and not request.get("leaves_files"))
+        )
         if request.get("give_up"):
             row, must_wait = self._skip_failed_steps(transaction, row, groups), False
             groups = self.reports.outcome(transaction, row)

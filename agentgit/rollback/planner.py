@@ -422,17 +422,27 @@ class Planner:
         for row, request in zip(rows, requests, strict=True):
             if "steps" not in request:
                 raise unreadable_row("operation", row.id)
+        decided = [
+            request
+            for row, request in zip(rows, requests, strict=True)
+            if (row.status == OPERATION_DONE or not only_done) and not is_of_files(row)
+        ]
         kept_ids = self.store.world.with_repeated_ids(
             transaction,
             (
                 step["invocation"]
-                for row, request in zip(rows, requests, strict=True)
-                if row.status == OPERATION_DONE or not only_done
+                for request in decided
                 for step in request["steps"]
                 if step["action"] == KEEP and step["invocation"] not in request.get("conflicts", ())
             ),
         )
         return kept_ids.union(*(request.get("accepted", ()) for request in requests))
+
+
+def is_of_files(operation: StoredRow) -> bool:
+    """Return whether an operation has restored files alone, and decided nothing about effects."""
+    is_here = operation.kind == ROLLBACK and operation.internal_session_id == operation.source_id
+    return is_here and as_object(operation.request).get("tools") == "keep"
 
 
 def _has_changed(step: PlanStep, last_action: str | None) -> bool:

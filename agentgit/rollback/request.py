@@ -94,7 +94,7 @@ class Request(RollbackOptions):
             )
 
     def _require_world_only(self) -> None:
-        if self._is_of_files and not self.files:
+        if self.is_of_files and not self.files:
             raise InvalidInput(
                 "Nothing would be rolled back: conversation, tools and files are all off. Leave one of them on."
             )
@@ -111,15 +111,15 @@ class Request(RollbackOptions):
     @property
     def over_conflicts(self) -> list[Next]:
         """The next steps where files are in conflict."""
-        if self._is_of_files or not self._has_options:
-            verb: Verb = "rewind_files" if self._is_of_files else "overwrite_files"
+        if self.is_of_files or not self._has_options:
+            verb: Verb = "rewind_files" if self.is_of_files else "overwrite_files"
             return [Next("force_files"), *([Next(verb, checkpoint=self.ref)] if self.ref is not None else [])]
         return [Next("force_files"), Next("add_overwrite")]
 
     @property
     def without_files(self) -> list[Next]:
         """The next steps where the files cannot be restored."""
-        if self._is_of_files:
+        if self.is_of_files:
             return [Next("rewind_other")]
         if self._has_options:
             return [Next("add_no_files")]
@@ -131,7 +131,8 @@ class Request(RollbackOptions):
         return (self.tools, self.conversation, self.replay) != ("reverse", True, RECORD)
 
     @property
-    def _is_of_files(self) -> bool:
+    def is_of_files(self) -> bool:
+        """True if files alone are restored."""
         return not self.conversation and self.tools == "keep"
 
 
@@ -150,6 +151,7 @@ class SwitchRequest:
     only_from_current: bool = False
     plan: ConfirmedPlan = None
     overwrites_files: ClassVar = False
+    is_of_files: ClassVar = False
 
     def __post_init__(self) -> None:
         require_one_of("sync", self.sync, SYNC_MODES)
@@ -168,7 +170,7 @@ class SwitchRequest:
     @property
     def without_files(self) -> list[Next]:
         """The next steps where the files cannot be restored."""
-        return [Next("switch_ignore", branch=self.branch.name)]
+        return [Next("force_files"), Next("switch_ignore", branch=self.branch.name)]
 
 
 def require_one_of(name: str, value: Any, modes: tuple[str | bool, ...]) -> None:

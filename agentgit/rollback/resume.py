@@ -104,7 +104,7 @@ class Resumption:
             redo_steps = [step for step in steps if step["action"] == REDO]
             request["conflicts"] = [*request.get("conflicts", ()), *new_plan.conflict_ids()]
             request["steps"] = [*other_steps, *request["steps"], *redo_steps]
-            if files or new_plan.reversals or new_plan.redos:
+            if (files is not None and files.is_needed) or new_plan.reversals or new_plan.redos:
                 newest = self.store.snapshots.newest_of_session(transaction, row.external_session_id)
                 request["files_known"] = vars(snapshot_ref_from_row(newest)) if newest is not None else None
                 world = self.planner.world_state(transaction, row.external_session_id)

@@ -56,10 +56,8 @@ class Starter:
         session_id = target.external_session_id
         self.authorize(transaction, session_id)
         self.store.sessions.lock(transaction, session_id)
-        if request.request_id is not None:
-            earlier_operation = self.store.operations.find_by_request_id(transaction, session_id, request.request_id)
-            if earlier_operation is not None:
-                return self._require_same_request(earlier_operation, request, snapshot), False
+        if (earlier_id := self.find_earlier(transaction, request, snapshot)) is not None:
+            return earlier_id, False
         require_idle(self.store, transaction, session_id)
         if request.epoch not in (None, self.store.sessions.branch(transaction, request.source_id).epoch):
             raise Conflict("The branch has run in the meantime. Nothing was done.")
@@ -94,6 +92,14 @@ class Starter:
             },
         )
         return self.store.operations.begin(transaction, new_operation, owner), True
+
+    def find_earlier(self, transaction: Reading, request: Request, snapshot: SnapshotRef | None) -> int | None:
+        """Return the operation that was recorded for the same request before; None if there is none."""
+        if request.request_id is None:
+            return None
+        session_id = request.target.external_session_id
+        earlier = self.store.operations.find_by_request_id(transaction, session_id, request.request_id)
+        return self._require_same_request(earlier, request, snapshot) if earlier is not None else None
 
     def record_switch(
         self,
@@ -152,11 +158,13 @@ class Starter:
         plan: RollbackPlan,
         found: FoundFiles | None,
     ) -> dict[str, Any]:
-        overwrites = request.overwrites_files
+        overwrites, problem = request.overwrites_files, plan.files.problem if plan.files is not None else ""
         return {
             "on_error": request.on_error,
             "on_drift": request.on_drift,
             "force": request.force,
+            "leaves_files": bool(problem),
+            "files_left": problem if found is None else "",
             **self.files.request_fields(transaction, session_id, snapshot, plan, found, overwrites=overwrites),
             "conflicts": plan.conflict_ids(),
             "steps": plan.as_request(),

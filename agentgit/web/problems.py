@@ -103,8 +103,8 @@ DATABASE_MESSAGES: dict[type[AgentGitError], str] = {
 """What web users read about a database error. Its own message, which may name internals, goes to the log."""
 
 
-def problem_of_error(error: AgentGitError, face: Face = "python") -> dict[str, Any]:
-    """Return the problem details of an error in the words of a face, with its data, such as the blocked plan.
+def problem_of_error(error: AgentGitError, face: Face | None = None) -> dict[str, Any]:
+    """Return the problem details of an error, with its data, such as the blocked plan, and its steps worded for a face.
 
     For a database error they name only its kind; the rest goes to the log.
     """
@@ -120,7 +120,7 @@ def problem_of_error(error: AgentGitError, face: Face = "python") -> dict[str, A
         if (value := getattr(error, name, None)) is not None and hasattr(value, "to_dict"):
             details[name] = value.to_dict()
     name = "NotAllowed" if isinstance(error, Unauthenticated) else type(error).__name__
-    return problem(status_of(error), error.worded(face), name, **details)
+    return problem(status_of(error), error.worded(face) if face else error.message, name, **details)
 
 
 def problem_response(details: dict[str, Any], headers: dict[str, str] | None = None) -> Response:

@@ -158,9 +158,12 @@ def _connected(
             with self._lock, self._connection() as db:
                 return method(self, db, *args, **kwargs)
         except sqlite3.Error as error:
-            raise Unavailable(
-                f"{self._path}: {error}. Free some space or grant the permission, then try again."
-            ) from error
+            damaged = (
+                "Go on without the files, put a copy of it in its place, or give another directory for the snapshots."
+            )
+            is_damaged = not isinstance(error, sqlite3.OperationalError)
+            advice = damaged if is_damaged else "Free some space or grant the permission, then try again."
+            raise Unavailable(f"{self._path}: {error}. {advice}") from error
 
     return call
 

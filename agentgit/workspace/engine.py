@@ -269,6 +269,7 @@ class Engine:
             return self._restore_custom(self.custom, row, safety, paths)
         captured = self._capture()
         kept = self._files.choose(choose, row, captured, paths)
+        self._files.store_again(row, captured, paths, kept)
         safety = self._add(safety, captured)
         pending = PendingRestore(row.snapshot.id, safety.id, aside or secrets.token_hex(8), paths, kept, is_undo)
         self.catalog.set({PENDING: pending.encode()})

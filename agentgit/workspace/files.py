@@ -26,7 +26,7 @@ from agentgit.workspace.left_out import (
     report_left_out,
 )
 from agentgit.workspace.locations import require_not_moved
-from agentgit.workspace.objects import Objects
+from agentgit.workspace.objects import BLOB, Objects, object_id
 from agentgit.workspace.restore import Choose, KeptPaths, PendingRestore, Restore, leaves, plan_steps, select_changes
 from agentgit.workspace.scan import Scan
 from agentgit.workspace.trees import Changes, Trees, is_directory, is_leaf
@@ -125,6 +125,23 @@ class Files:
         """Choose the paths that restoring a snapshot leaves as they are."""
         changes = self._changes(row, now, paths)[1]
         return self._kept(choose, changes, now, self._in_the_way(changes, now)[0])
+
+    def store_again(self, row: CatalogRow, now: Captured, paths: Chosen, kept: KeptPaths) -> None:
+        """Store the files that a restore will replace or delete again, where what is stored of them is damaged."""
+        changes = self._changes(row, now, paths)[1]
+        damaged = {
+            path: before.oid
+            for path, (before, _) in changes.items()
+            if path not in kept.paths and is_leaf(before) and not self.objects.can_read(before.oid)
+        }
+        if not damaged:
+            return
+        with self.objects.writing(lambda _: False) as writer:
+            for path, oid in damaged.items():
+                with Disk(self._root).at(path) as place:
+                    data = place.read() if place is not None else None
+                if data is not None and object_id(BLOB, data) == oid:  # else the restore finds that it has changed
+                    writer.put(BLOB, data)
 
     def _kept(
         self, choose: Choose, changes: Changes, now: Captured | CatalogRow, in_the_way: Collection[bytes]

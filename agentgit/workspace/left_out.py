@@ -26,7 +26,10 @@ EXCLUDED, UNREADABLE = "excluded", "cannot be read"
 REFS = {"refs/heads/": "", "refs/tags/": "tag ", "refs/stash": "stash"}
 """The refs that are recorded, by the start of their names, which is replaced in a report."""
 
-STAMPED = ("config", "hooks", "reftable")
+STASHES = "logs/refs/stash"
+"""The list of all stashes; the ref is the newest one."""
+
+STAMPED = ("config", "hooks", "info", STASHES, "reftable", "refs/notes", "refs/remotes", "refs/replace")
 """What is recorded by its time of change only."""
 
 MAX_BYTES = 1 << 24
@@ -149,8 +152,8 @@ def _not_looked_into(snapshot: LeftOutPaths, now: LeftOutPaths) -> tuple[str, ..
             sentences.append(f"{escape_path(path)}: {some(moves)} (left as it is)")
     if len(sentences) > MAX_NAMED:
         sentences[MAX_NAMED:] = [f"{len(sentences) - MAX_NAMED} more changed"]
-    if folders:
-        sentences.append(f"{count(len(folders), 'excluded directory')} not looked into")
+    if inside := [path for path in folders if not path.startswith(b"../")]:
+        sentences.append(f"{count(len(inside), 'excluded directory')} not looked into")
     return tuple(sentences)
 
 
@@ -191,11 +194,22 @@ def git_state(path: bytes) -> str:
     return json.dumps(state, sort_keys=True)
 
 
+def enclosing_repository(root: bytes) -> bytes | None:
+    """Return the relative path of the `.git` of the repository that a workspace is a subdirectory of."""
+    up, folder = b"", root
+    while not os.path.lexists(os.path.join(folder, GIT)):
+        if folder == os.path.dirname(folder):
+            return None
+        up, folder = b"../" + up, os.path.dirname(folder)
+    return up + GIT if up else None
+
+
 def git_moves(before: str, after: str) -> Iterator[str]:
     old, new = json.loads(before), json.loads(after)
     for key in sorted(old.keys() | new.keys()):
         was, now = (_short(state.get(key, "")) for state in (old, new))
-        if old.get(key) != new.get(key):
+        is_told = key == STASHES and old.get("refs/stash") != new.get("refs/stash")
+        if old.get(key) != new.get(key) and not is_told:
             how = f"moved from {was} to {now}" if was and now else "created" if now else "deleted"
             yield f"{_short(key)} {'changed' if key in STAMPED else how}"
 

@@ -58,13 +58,21 @@ def pack_object(kind: int, data: bytes) -> bytes:
     return bytes([*header, byte]) + zlib.compress(data, LEVEL)
 
 
+def unpack_object(oid: bytes, raw: bytes) -> bytes | None:
+    """Return the data of an object as a pack has it; None if it is damaged."""
+    with suppress(zlib.error):
+        data = zlib.decompress(raw[next((at for at, byte in enumerate(raw, 1) if byte < 128), 0) :])
+        return data if object_id(raw[0] >> 4 & 7, data) == oid else None
+    return None
+
+
 class Pack:
     def __init__(self, path: str) -> None:
         self.path = path
 
     @cached_property
     def places(self) -> dict[bytes, tuple[int, int]]:
-        """The offset and the length of each object; of a damaged index none, so that its objects are missing."""
+        """The offset and the length of each object, without those of a damaged index or beyond the end of the pack."""
         try:
             with open(self.path + ".idx", "rb") as file:
                 index = file.read()
@@ -79,8 +87,9 @@ class Pack:
             at if at < FAR else int.from_bytes(index[far + 8 * (at - FAR) :][:8], "big")
             for at in struct.unpack_from(f">{count}I", index, far - 4 * count)
         ]
-        length = {at: end - at for at, end in pairwise([*sorted(offsets), size - 20])}
-        return {oid: (at, length[at]) for oid, at in zip(oids, offsets, strict=True)}
+        ends = dict(pairwise([*sorted(offsets), size - 20]))
+        places = {oid: (at, ends[at] - at) for oid, at in zip(oids, offsets, strict=True)}
+        return {oid: (at, length) for oid, (at, length) in places.items() if 0 < length <= size - at}
 
     def read(self, oids: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
         """Yield ids and objects as the file has them."""
@@ -219,14 +228,19 @@ class Objects:
                 _write_file(os.path.join(self.folder, REFS, tree.hex()), f"{tree.hex()}\n")
             self.refresh()
 
+    def can_read(self, oid: bytes) -> bool:
+        with suppress(Corrupt):
+            self.read(oid)
+            return True
+        return False
+
     def read(self, oid: bytes) -> bytes:
         with naming(self.folder):
             for _ in range(2):
                 for pack in self._packs.values():
-                    with suppress(FileNotFoundError, zlib.error):
+                    with suppress(FileNotFoundError):
                         for _, raw in pack.read([oid]) if oid in pack.places else ():
-                            data = zlib.decompress(raw[next((at for at, byte in enumerate(raw, 1) if byte < 128), 0) :])
-                            if object_id(raw[0] >> 4 & 7, data) == oid:
+                            if (data := unpack_object(oid, raw)) is not None:
                                 return data
                 self.refresh()  # another process may have collected
         raise Corrupt(f"The stored object {oid.hex()} is missing or damaged.", row=oid.hex())
@@ -234,9 +248,10 @@ class Objects:
     def read_packed(self, oids: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
         missing = set(oids)
         for pack in list(self._packs.values()):
-            here = missing & pack.places.keys()
-            missing -= here
-            yield from pack.read(here)
+            for oid, raw in pack.read(missing & pack.places.keys()):
+                if unpack_object(oid, raw) is not None:
+                    missing.remove(oid)
+                    yield oid, raw
         for oid in missing:
             self.read(oid)  # says that it is missing
 
@@ -261,8 +276,9 @@ class Objects:
                 with suppress(Unavailable):  # without space for a copy of what is needed, all stays
                     with self.writing(lambda _: False) as writer:
                         for pack, kept in wasteful.items():
-                            for packed in pack.read(kept):
-                                writer.put_packed(*packed)
+                            for oid, raw in pack.read(kept):
+                                if unpack_object(oid, raw) is not None:  # another pack may have it whole
+                                    writer.put_packed(oid, raw)
                     for pack in wasteful:
                         if pack.path != writer.path:  # equal if a kill left the same objects in several packs
                             pack.remove()

@@ -21,6 +21,7 @@ from agentgit.workspace.left_out import (
     UNREADABLE,
     IgnoreRules,
     LeftOut,
+    enclosing_repository,
     git_state,
     left_out_as,
     parent_folders,
@@ -134,7 +135,9 @@ class Scan:
             with os.scandir(descriptor) as found:
                 names = [os.fsencode(entry.name) for entry in found]
         else:  # its names are known
-            names, new.folders = [*files, *old.left_out], list(old.folders)
+            names, new.folders = [*files, *(name for name in old.left_out if b"/" not in name)], list(old.folders)
+        if not path and (repository := enclosing_repository(self._root)) is not None:
+            names.append(repository)
         unchanged = new.files
         for name in names:
             try:
@@ -162,7 +165,7 @@ class Scan:
             else:
                 why = self._why_left_out(child, kind, status.st_size)
             if why is not None:
-                state = git_state(os.path.join(self._root, child)) if name == GIT else ""
+                state = git_state(os.path.join(self._root, child)) if name.endswith(GIT) else ""
                 new.left_out[name] = left_out_as(why, status, state)
             elif kind == stat.S_IFDIR:
                 new.folders.append(name)

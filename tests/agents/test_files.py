@@ -378,6 +378,8 @@ IN_GIT = {
     "a commit": (f"{GIT} commit -q --allow-empty -m more", r"\.git: main moved from [0-9a-f]{7} to [0-9a-f]{7}"),
     "a tag": ("git tag v1", r"\.git: tag v1 created"),
     "a stash": (f"echo more >> kept.txt && {GIT} stash -q", r"\.git: stash created"),
+    "an older stash": (f"{GIT} stash drop -q stash@{{1}}", r"\.git: logs/refs/stash changed"),
+    "a remote branch": ("git update-ref refs/remotes/origin/main HEAD", r"\.git: refs/remotes changed"),
     "a planted hook": ("touch .git/hooks/pre-commit", r"\.git: hooks changed"),
     "nothing": ("true", NOT_LOOKED_INTO),
 }
@@ -388,6 +390,8 @@ IN_GIT = {
 def test_plan_and_report_say_what_moved_in_git_and_leave_it(repo, desk, what):
     command, told = IN_GIT[what]
     desk.shell(f"git init -q -b main && echo one > kept.txt && git add -A && {GIT} commit -q -m first")
+    if what == "an older stash":
+        desk.shell(f"for n in 1 2; do echo $n > kept.txt && {GIT} stash -q; done")
     agent = wrapped(repo, desk)
     agent.checkpoint("before")
     agent.run(f"shell sh -c '{command}'")
@@ -412,6 +416,18 @@ def test_commits_in_a_linked_worktree_are_seen_too(repo, desk, tmp_path):
     agent.run("write a.txt one")
     summary = agent.rollback("before").report.files.summary
     told = rf"Files: 1 file deleted; \.git: topic moved from \w{{7}} to \w{{7}} \(left as it is\); {NOT_LOOKED_INTO}\."
+    assert re.fullmatch(told, summary), summary
+
+
+def test_the_repository_around_a_workspace_is_looked_at_too(repo, desk):
+    around = Desk(desk.root.parent)
+    around.shell(f"git init -q -b main && {GIT} commit -q --allow-empty -m first")
+    agent = wrapped(repo, desk)
+    agent.checkpoint("before")
+    around.shell(f"git checkout -q -b topic && {GIT} commit -q --allow-empty -m more")
+    agent.run("write a.txt one")
+    summary = agent.rollback("before").report.files.summary
+    told = r"Files: 1 file deleted; \.\./\.git: HEAD moved from main to topic, topic created \(left as it is\)\."
     assert re.fullmatch(told, summary), summary
 
 
@@ -595,6 +611,66 @@ def test_unrestorable_files_stop_a_rollback_before_it_begins(agent, repo, desk, 
     agent.rollback("before", files=False)
     assert desk.world.items == ["chair"]
     assert repo.session("s").branch().name == "main-2"
+
+
+@pytest.mark.parametrize("lose", [_lose_the_folder, _lose_the_snapshots, _lose_what_is_stored])
+def test_force_goes_on_without_files_that_cannot_be_restored(agent, desk, lose):
+    """The plan says so, and nothing stops half way."""
+    lose(desk)
+    files = desk.files
+    plan = agent.plan_rollback("before")
+    assert not plan.is_admissible
+    assert "not restored" in plan.forced().files.summary
+    retry = agent.rollback("before", force=True, plan=plan)
+    assert (desk.world.items, retry.report.status) == (["chair"], "done")
+    assert retry.report.files.problem
+    assert desk.files == files
+
+
+@pytest.mark.parametrize("lose", [_lose_the_folder, _lose_what_is_stored])
+def test_a_redo_goes_on_without_files_that_were_lost_meanwhile(agent, desk, lose):
+    retry = agent.rollback("before")
+    lose(desk)
+    with pytest.raises(Unavailable, match="force=True"):
+        retry.redo()
+    assert desk.world.items == ["chair"]
+    back = retry.redo(force=True, plan=retry.plan_redo())
+    assert (desk.world.items, back.branch.name) == (["chair", "table"], "main")
+
+
+def test_a_rewind_of_files_decides_nothing_about_effects(agent, desk):
+    agent.rewind_files("before")
+    agent.redo()
+    assert [one.invocation.args for one in agent.plan_rollback("before").reversals] == [{"item": "table"}]
+    agent.rollback("before")
+    assert (desk.world.items, desk.files) == (["chair"], {"a.txt": "one"})
+
+
+def test_each_rewind_is_redone_once_and_the_last_one_first(agent, desk):
+    agent.run("write a.txt three")
+    agent.rewind_files("main~2")
+    second = desk.files
+    agent.rewind_files("before")
+    agent.redo()
+    assert desk.files == second
+    agent.redo()
+    assert desk.files == NOW | {"a.txt": "three"}
+    with pytest.raises(NotFound, match="nothing to redo"):
+        agent.redo()
+
+
+def test_a_request_that_died_is_resumed_by_the_same_request(agent, desk, repo):
+    """It says where it stands, and not that nothing was done."""
+    plan, item = agent.plan_rollback("before"), {"item": "table"}
+    with faults.fails(points.UNDO_CALL, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+        agent.rollback("before", request_id="r", plan=plan)
+    with pytest.raises(RollbackIncomplete, match="unknown whether it was reversed") as stopped:
+        agent.rollback("before", request_id="r", plan=plan)
+    assert (desk.world.items, stopped.value.operation) == (["chair", "table"], repo.session("s").operations()[0].id)
+    (call,) = [one for one in agent.tool_track() if one.args == item]
+    repo.resolve(call, "did_not_happen")
+    assert agent.rollback("before", request_id="r", plan=plan).report.status == "done"
+    assert (desk.world.items, desk.files) == (["chair"], {"a.txt": "one"})
 
 
 def test_a_branch_with_lost_files_can_be_continued(repo, desk):

@@ -350,7 +350,6 @@ def test_the_mode_and_the_absence_of_a_directory_are_a_persons_too(repo, desk):
 
 @pytest.mark.parametrize("gone", ["the objects", "the directory"])
 def test_a_plan_that_cannot_restore_the_files_is_blocked_and_goes_on_without_them(repo, desk, gone):
-    """Force cannot help."""
     agent = wrapped(repo, desk)
     agent.run("write a.txt one")
     start = agent.checkpoint("start")
@@ -360,12 +359,11 @@ def test_a_plan_that_cannot_restore_the_files_is_blocked_and_goes_on_without_the
     else:
         desk.root.rename(desk.root.with_name("elsewhere"))
     plan = agent.plan_rollback(start)
-    assert (plan.is_admissible, plan.is_forcible) == (False, False)
+    assert (plan.is_admissible, plan.is_forcible) == (False, True)
     assert plan.summary.endswith("Blocked by the files.")
     assert "no blockers" not in plan.summary
-    for force in (False, True):
-        with pytest.raises(agentgit.Unavailable, match="files=False"):
-            agent.rollback(start, force=force)
+    with pytest.raises(agentgit.Unavailable, match="files=False"):
+        agent.rollback(start)
     assert desk.world.items == ["chair"]
     assert agent.plan_rollback(start, files=False).is_admissible
     agent.rollback(start, files=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import signal
+import zlib
+from pathlib import Path
 
 import backend
 import faults
@@ -48,6 +50,24 @@ def test_files_a_rollback_reports_each_overwritten_file(agent, desk):
     assert "overwritten" in report._repr_mimebundle_()["text/plain"]
     Workspace(desk.root).restore(report.files.safety, paths=["a.txt"])
     assert desk.files["a.txt"] == "mine"
+
+
+def test_files_a_version_whose_stored_contents_are_damaged_is_stored_again_before_it_is_overwritten(agent, desk):
+    """The stored contents may be those of an earlier snapshot, which nobody has read since."""
+    agent.checkpoint("mine")
+    for pack in Path(Workspace(desk.root).storage_dir).rglob("*.pack"):
+        data = pack.read_bytes()
+        at = data.find(packed(b"mine"))
+        if at >= 0:
+            pack.write_bytes(data[: at + 3] + bytes([data[at + 3] ^ 1]) + data[at + 4 :])
+    report = agent.rollback("before", files="overwrite").report
+    assert desk.files["a.txt"] == "one"
+    Workspace(desk.root).restore(report.files.safety, paths=["a.txt"])
+    assert desk.files["a.txt"] == "mine"
+
+
+def packed(text):
+    return zlib.compress(text, 1)
 
 
 def test_files_a_redo_brings_back_what_a_rollback_has_overwritten(agent, desk):

@@ -336,14 +336,14 @@ def test_files_in_the_state_survive_a_question_in_the_same_batch(repo):
     assert agent.rollback("before").report.kept == []
 
 
-def test_every_profile_names_code_of_deepagents():
+def test_every_profile_names_code_of_deepagents_and_langmem():
     def qualified_names(code):
         for constant in code.co_consts:
             if hasattr(constant, "co_qualname"):
                 yield constant.co_qualname
                 yield from qualified_names(constant)
 
-    known_tools = [known for known in KNOWN_TOOLS if known.package == "deepagents"]
+    known_tools = [known for known in KNOWN_TOOLS if known.package in ("deepagents", "langmem")]
     for known in known_tools:
         __import__(known.module)
         path = str(sys.modules[known.module].__file__)

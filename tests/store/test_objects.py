@@ -100,6 +100,35 @@ def test_damage_is_found_before_contents_are_used(store, what):
         read(Objects(store.folder, is_repository=False), tree)
 
 
+@pytest.mark.parametrize("left", [0, 11, 300], ids=["empty", "a part of its header", "a part of its objects"])
+def test_what_a_truncated_pack_no_longer_has_is_missing(store, left):
+    tree = write(store, {b"file": os.urandom(1000)})
+    (path,) = (entry.path for entry in os.scandir(store.pack_folder) if entry.name.endswith(".pack"))
+    os.truncate(path, left)
+    again = Objects(store.folder, is_repository=False)
+    with pytest.raises(Corrupt, match="missing or damaged"):
+        read(again, tree)
+    with again.writing() as writer:
+        assert not writer.has(tree)
+
+
+def test_a_collection_takes_the_whole_copy_of_an_object_and_not_the_damaged_one(store):
+    noise = os.urandom(1000)
+    with store.writing() as writer:
+        oid = writer.put(BLOB, noise)
+    (path,) = (entry.path for entry in os.scandir(store.pack_folder) if entry.name.endswith(".pack"))
+    with open(path, "r+b") as file:
+        file.seek(200)
+        file.write(bytes(100))
+    assert not store.can_read(oid)
+    with store.writing(lambda _: False) as writer:
+        writer.put(BLOB, noise)
+        writer.put(BLOB, b"not needed")
+    store.collect([], {oid})
+    assert store.read(oid) == noise
+    assert len(list(os.scandir(store.pack_folder))) == 2
+
+
 @pytest.mark.parametrize("is_repository", [True])
 def test_git_reads_the_snapshots(tmp_path, is_repository):
     if shutil.which("git") is None:
