@@ -31,7 +31,6 @@ from sqlalchemy import bindparam, delete, exists, func, select, update
 
 from agentgit.errors import Corrupt
 from agentgit.next_steps import Next
-from agentgit.sessions.reports import ProgressParts
 from agentgit.sessions.session import OPEN
 from agentgit.store.objects.blobs import FULL, RECORD, Blobs, base_hash, unpack
 from agentgit.store.objects.content import verify_lists
@@ -76,14 +75,10 @@ class UnusedSteps(NamedTuple):
 
 
 def find_unused_steps(
-    transaction: Reading,
-    session_id: int,
-    ignored_checkpoints: Collection[int],
-    progress: ProgressParts,
+    transaction: Reading, session_id: int, ignored_checkpoints: Collection[int]
 ) -> Iterator[UnusedSteps]:
     """Find the steps of a session that nothing needs, one branch at a time."""
-    open_branches = transaction.execute(_OPEN_BRANCHES, {"session": session_id}).all()
-    for branch in progress.iterate("branches", ([one] for one in open_branches)):
+    for branch in transaction.execute(_OPEN_BRANCHES, {"session": session_id}).all():
         rows = _CHECKPOINT_STEPS.all(transaction, {"branch": branch.id})
         referenced_ids = {row.graph_checkpoint_id for row in rows if row.id not in ignored_checkpoints}
         if referenced_ids and IMPORTED_FROM_KEY not in as_object(branch.meta):
@@ -228,10 +223,8 @@ def collect(
     imports: bool = False,
     steps: bool = False,
     ignored_checkpoints: Collection[int] = (),
-    progress: ProgressParts | None = None,
 ) -> Collected:
     """Delete the values and steps of a session that nothing needs; in a transaction that only reads, count them."""
-    progress = progress or ProgressParts()
     writing = transaction if isinstance(transaction, Writing) else None
     if writing:
         blobs.lock(writing)
@@ -240,7 +233,7 @@ def collect(
         for thread in staged_threads:
             delete_thread(writing, thread)
     step_count, ignored_keys = 0, set[GraphKey]()
-    unused_steps = find_unused_steps(transaction, blobs.session_id, ignored_checkpoints, progress) if steps else ()
+    unused_steps = find_unused_steps(transaction, blobs.session_id, ignored_checkpoints) if steps else ()
     for unused in unused_steps:
         step_count += len(unused.graph_keys)
         if writing:
@@ -252,15 +245,13 @@ def collect(
     if writing:
         _delete_writes(writing, orphans)
     live, lists = find_live_values(
-        transaction, blobs, lambda graph_key: graph_key.thread in staged_threads or graph_key in ignored_keys, progress
+        transaction, blobs, lambda graph_key: graph_key.thread in staged_threads or graph_key in ignored_keys
     )
     rewritten_lists = [key for key, base in lists.items() if base is not None and base not in lists]
     if writing:
         for key in rewritten_lists:
             _write_in_full(writing, blobs, key)
-    unused_values = [
-        row for row in progress.iterate("values", _read_value_sizes(transaction, blobs)) if row[0] not in live
-    ]
+    unused_values = [row for page in _read_value_sizes(transaction, blobs) for row in page if row[0] not in live]
     if writing:
         _delete_values(writing, blobs, [key for key, _ in unused_values])
     return Collected(
@@ -268,30 +259,14 @@ def collect(
     )
 
 
-def count_rows_by_part(transaction: Reading) -> dict[str, int]:
-    """Count the rows that a collection reads, by the parts in which it reports progress."""
-    rows = {
-        "branches": select(BRANCH.c.id),
-        "graph_checkpoint": select(GRAPH_CHECKPOINT.c.thread_id),
-        "graph_write": select(GRAPH_WRITE.c.thread_id),
-        "lists": select(BLOB.c.hash).where(BLOB.c.type == LIST),
-        "values": select(BLOB.c.hash),
-    }
-    return {
-        name: int(transaction.execute(query.with_only_columns(func.count(), maintain_column_froms=True)).scalar_one())
-        for name, query in rows.items()
-    }
-
-
 def find_live_values(
-    transaction: Reading, blobs: Blobs, is_ignored: Callable[[GraphKey], bool], progress: ProgressParts | None = None
+    transaction: Reading, blobs: Blobs, is_ignored: Callable[[GraphKey], bool]
 ) -> tuple[set[bytes], dict[bytes, bytes | None]]:
     """Find the hashes of the values that a session refers to, and of each list the one that it continues, or None."""
-    progress = progress or ProgressParts()
-    live = set(_find_referenced_hashes(transaction, blobs, is_ignored, progress))
+    live = set(_find_referenced_hashes(transaction, blobs, is_ignored))
     live.update(_load_record_parts(transaction, blobs, live))
     lists = _load_lists(transaction, blobs, live)
-    for verified_list in progress.iterate("lists", ([one] for one in verify_lists(transaction, blobs, lists))):
+    for verified_list in verify_lists(transaction, blobs, lists):
         if verified_list.problem:
             raise blobs.damaged(verified_list.key, "is a damaged list")
         live.update(split_hashes(verified_list.items))
@@ -332,7 +307,7 @@ def _delete_writes(transaction: Writing, keys: Iterable[GraphKey]) -> None:
 
 
 def _find_referenced_hashes(
-    transaction: Reading, blobs: Blobs, is_ignored: Callable[[GraphKey], bool], progress: ProgressParts
+    transaction: Reading, blobs: Blobs, is_ignored: Callable[[GraphKey], bool]
 ) -> Iterator[bytes]:
     # First those that checkpoints keep: a turn can replace a pending write only after the checkpoint is stored.
     for page in _WITH_PENDING_WRITES.pages(transaction, {"session": blobs.session_id}):
@@ -344,7 +319,7 @@ def _find_referenced_hashes(
         (GRAPH_WRITE, GRAPH_WRITE.c.value, split_hashes),
     ):
         query = CompiledStatement(select(*_key_columns(table), hash_column).where(_is_of_owner(table, blobs)))
-        for *key, data in progress.iterate(table.name, query.pages(transaction)):
+        for *key, data in (row for page in query.pages(transaction) for row in page):
             if not is_ignored(GraphKey(*key)):
                 yield from _parse_hashes(parse, data, table.name, *key)
 
