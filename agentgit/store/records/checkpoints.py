@@ -18,7 +18,7 @@ from agentgit.store.records.journal import UNBOUNDED
 from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.driver_errors import missing_row
+from agentgit.store.sql.driver_errors import require_row
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.rows import rows_with, value_of
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, TAG
@@ -192,14 +192,10 @@ class CheckpointStore:
 
     def find_one(self, transaction: Reading, checkpoint_id: int) -> StoredRow | None:
         """Read one checkpoint, with the name, thread and session of its branch; None if it does not exist."""
-        row: StoredRow | None = _SELECT_WITH_BRANCH.first(transaction, {"checkpoint": checkpoint_id})
-        return row
+        return _SELECT_WITH_BRANCH.first(transaction, {"checkpoint": checkpoint_id})
 
     def load(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
-        row = self.find_one(transaction, checkpoint_id)
-        if row is None:
-            raise missing_row("checkpoint", checkpoint_id)
-        return row
+        return require_row(self.find_one(transaction, checkpoint_id), "checkpoint", checkpoint_id)
 
     def on_path(self, transaction: Reading, path: Sequence[Segment]) -> Sequence[StoredRow]:
         """Read the checkpoints along a path, oldest first."""

@@ -53,7 +53,7 @@ from agentgit.errors import Conflict, Corrupt
 from agentgit.store.audit.trail import EPOCH, know_names, record_event
 from agentgit.store.sql.columns import bind_row
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.driver_errors import missing_row, unreadable_row
+from agentgit.store.sql.driver_errors import require_row, unreadable_row
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.rows import rows_with, value_of
 from agentgit.store.sql.tables import (
@@ -260,12 +260,10 @@ class Journal:
         parameters = {"invocation": invocation_id}
         bound = bind_row(TOOL_INVOCATION, {"id": invocation_id, **values}) if transaction.seal is not None else values
         new_parameters = {f"new_{name}": bound[name] for name in values}
-        row: Row[Any] | None = _moving(status, tuple(values)).first(transaction, parameters | new_parameters)
+        row = _moving(status, tuple(values)).first(transaction, parameters | new_parameters)
         if row is None:
             rows = self.load_rows(transaction, TOOL_INVOCATION.c.id == invocation_id)
-            if not rows:
-                raise missing_row("tool invocation", invocation_id)
-            row = rows[0]
+            row = require_row(next(iter(rows), None), "tool invocation", invocation_id)
             raise Conflict(
                 f"Invocation {invocation_id} ({row.tool_name}) is {row.status} and cannot become {status}: it was "
                 "changed in the meantime. Plan the rollback again."

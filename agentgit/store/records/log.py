@@ -76,9 +76,7 @@ class LogStore:
         """Read the checkpoint that is `steps` before the end of a path; None if the path is shorter."""
         for part in reversed(parts_of_path(path)):
             parameters = {"branch": part.branch_id, "end": part.last_number}
-            rows = _SELECT_ANCESTOR.all(transaction, {**parameters, "steps": steps})
-            if rows:
-                row: StoredRow = rows[0]
+            if (row := _SELECT_ANCESTOR.first(transaction, {**parameters, "steps": steps})) is not None:
                 return row
             steps -= _count_query(()).all(transaction, parameters)[0].count
         return None

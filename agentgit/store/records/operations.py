@@ -15,7 +15,7 @@ from agentgit.sessions.reports import Operation
 from agentgit.sessions.session import DONE, PARTIAL, RUNNING
 from agentgit.store.audit.trail import record_event
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
-from agentgit.store.sql.driver_errors import missing_row
+from agentgit.store.sql.driver_errors import require_row
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.process import LEASE_END, LeasedRow, Leases
 from agentgit.store.sql.rows import value_of
@@ -86,9 +86,7 @@ class OperationStore:
 
     def require_held(self, transaction: Reading, operation_id: int, owner: str) -> None:
         """Check that an owner still holds its operation, and lock the operation until this transaction ends."""
-        row = _LOCK_OWNER.first(transaction, {"operation": operation_id})
-        if row is None:
-            raise missing_row("operation", operation_id)
+        row = require_row(_LOCK_OWNER.first(transaction, {"operation": operation_id}), "operation", operation_id)
         if (row.status, row.owner) != (RUNNING, owner):
             raise Conflict(
                 f"Operation {operation_id} was taken over because this process was assumed dead. It stops here.",
@@ -108,10 +106,7 @@ class OperationStore:
         self._record_event(transaction, operation_id, event, self._load(transaction, operation_id), counts)
 
     def _load(self, transaction: Reading, operation_id: int) -> Row[Any]:
-        row = self.find(transaction, operation_id)
-        if row is None:
-            raise missing_row("operation", operation_id)
-        return row
+        return require_row(self.find(transaction, operation_id), "operation", operation_id)
 
     def _record_event(
         self,
@@ -133,8 +128,7 @@ class OperationStore:
         )
 
     def find(self, transaction: Reading, operation_id: int) -> Row[Any] | None:
-        row: Row[Any] | None = _SELECT_OPERATION.first(transaction, {"operation": operation_id})
-        return row
+        return _SELECT_OPERATION.first(transaction, {"operation": operation_id})
 
     def find_by_request_id(self, transaction: Reading, session_id: int, request_id: str) -> Row[Any] | None:
         query = select(OPERATION).where(self._in_session(session_id), OPERATION.c.request_id == request_id)

@@ -24,7 +24,7 @@ from agentgit.store.records.journal import LAST_SEQ_OF_BRANCH, NEXT_ARRIVAL_OF_B
 from agentgit.store.records.users import UserStore
 from agentgit.store.sql import process
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
-from agentgit.store.sql.driver_errors import missing_row
+from agentgit.store.sql.driver_errors import missing_row, require_row
 from agentgit.store.sql.ids import is_id, new_id
 from agentgit.store.sql.process import LEASE_END, LeasedRow, Leases, is_lease_over
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, SESSION, TAG, is_running
@@ -92,9 +92,7 @@ class SessionStore:
     def load_row(self, transaction: Reading, session_id: int) -> StoredRow:
         condition = SESSION.c.id == session_id
         row = transaction.execute(select(SESSION).where(condition).limit(1)).first()
-        if row is None:
-            raise missing_row("session", session_id)
-        return row
+        return require_row(row, "session", session_id)
 
     def is_imported(self, transaction: Reading, session_id: int) -> bool:
         """Return whether a file brought the session, or the one that it was begun from."""
@@ -138,14 +136,7 @@ class SessionStore:
         parameters = {"session": session_id, "branch": branch.id, "now": datetime.now(UTC)}
         result = _TOUCH.submit(transaction, parameters)
         know_names(transaction, branch.id, result.first)
-
-        def read_meta() -> bytes:
-            row = result.first()
-            if row is None:
-                raise missing_row("session", session_id)
-            return bytes(row.meta)
-
-        return read_meta
+        return lambda: bytes(require_row(result.first(), "session", session_id).meta)
 
     # -- branches
 
@@ -215,20 +206,13 @@ class SessionStore:
         column = "name" if isinstance(ref, str) else "id" if is_id(ref) else None
         if column is None and ref is not None:
             return None
-        row: StoredRow | None = _FIND_BRANCH[column].first(transaction, {"session": session_id, "ref": ref})
-        return row
+        return _FIND_BRANCH[column].first(transaction, {"session": session_id, "ref": ref})
 
     def require_branch(self, transaction: Reading, session_id: int, branch_id: int) -> StoredRow:
-        row = self.find_branch(transaction, session_id, branch_id)
-        if row is None:
-            raise missing_row("branch", branch_id)
-        return row
+        return require_row(self.find_branch(transaction, session_id, branch_id), "branch", branch_id)
 
     def branch(self, transaction: Reading, branch_id: int) -> StoredRow:
-        row: StoredRow | None = _SELECT_BRANCH.first(transaction, {"branch": branch_id})
-        if row is None:
-            raise missing_row("branch", branch_id)
-        return row
+        return require_row(_SELECT_BRANCH.first(transaction, {"branch": branch_id}), "branch", branch_id)
 
     def require_real_thread(self, transaction: Reading, thread_id: str) -> None:
         """Check that a thread does not belong to a rerun, as `require_real`."""
@@ -249,7 +233,7 @@ class SessionStore:
         result = _ACQUIRE[self.leases is not None].submit(transaction, parameters)
 
         def read_row() -> StoredRow | None:
-            row: StoredRow | None = result.first()
+            row = result.first()
             if row is not None and self.leases is not None:
                 self.leases.start_renewing(owner, LeasedRow(BRANCH, branch_id))
             return row
@@ -267,7 +251,7 @@ class SessionStore:
 
     def require_held(self, transaction: Writing, acquired_row: StoredRow) -> StoredRow:
         """Check that a run holds its branch, and keep its session; return what its next calls and events need."""
-        row: StoredRow | None = _SELECT_HOLD.first(transaction, {"branch": acquired_row.id})
+        row = _SELECT_HOLD.first(transaction, {"branch": acquired_row.id})
         # The epoch alone is not enough: a server that is restored may repeat it.
         if row is None or (row.status, row.epoch, row.owner) != (RUNNING, acquired_row.epoch, acquired_row.owner):
             raise TakenOver
@@ -319,9 +303,7 @@ class SessionStore:
         self, transaction: Writing, branch_id: int, change: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any]:
         """Change the metadata of a branch, and return it. The branch stays locked until the transaction ends."""
-        row = _LOCK_META.first(transaction, {"branch": branch_id})
-        if row is None:
-            raise missing_row("branch", branch_id)
+        row = require_row(_LOCK_META.first(transaction, {"branch": branch_id}), "branch", branch_id)
         meta = {name: value for name, value in change(as_object(row.meta)).items() if value is not None}
         _SET_META.run(transaction, {"id": branch_id}, meta=to_json(meta))
         return meta

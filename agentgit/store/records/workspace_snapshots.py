@@ -104,8 +104,7 @@ class SnapshotReferences:
         return self.find(transaction, row_id) if row_id is not None else None
 
     def newest_of_session(self, transaction: Reading, session_id: int) -> StoredRow | None:
-        row: StoredRow | None = _NEWEST_OF_SESSION.first(transaction, {"session": session_id})
-        return row
+        return _NEWEST_OF_SESSION.first(transaction, {"session": session_id})
 
     def newest_of_branch(self, transaction: Reading, branch: StoredRow) -> StoredRow | None:
         query = select(WORKSPACE_SNAPSHOT).where(*self._in_branch(branch)).order_by(WORKSPACE_SNAPSHOT.c.id.desc())

@@ -141,7 +141,7 @@ class SearchIndex:
     def _previous_checkpoint(self, transaction: Reading, first_row: StoredRow) -> StoredRow | None:
         """Return the last indexed checkpoint or, if it is unknown, the branch point; None if there is none."""
         parameters = {"branch": first_row.internal_session_id, "number": first_row.searched}
-        last: StoredRow | None = _BY_NUMBER.first(transaction, parameters) if first_row.searched else None
+        last = _BY_NUMBER.first(transaction, parameters) if first_row.searched else None
         if last is not None or first_row.parent_id is None:
             return last
         return _BY_ID.first(transaction, {"checkpoint": first_row.branch_point_id})
