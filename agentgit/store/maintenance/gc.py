@@ -38,9 +38,9 @@ from agentgit.store.objects.packing import CHUNKED, split_hashes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import PlainBytes
+from agentgit.store.sql.rows import CompiledUpdate
 from agentgit.store.sql.tables import BLOB, BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import CompiledUpdate
 from agentgit.store.threads import pending_writes, staging
 from agentgit.store.threads.graph_rows import (
     DELETE_WRITES,

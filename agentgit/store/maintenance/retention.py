@@ -18,9 +18,9 @@ from agentgit.store.records.checkpoints import merge_source_id
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
+from agentgit.store.sql.rows import CompiledUpdate
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, OPERATION, SESSION, TOOL_INVOCATION
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import CompiledUpdate
 from agentgit.store.store import Store
 from agentgit.store.threads.pending_writes import waiting
 from agentgit.values import UNREADABLE, as_object, to_json

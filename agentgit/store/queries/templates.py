@@ -10,9 +10,9 @@ from agentgit.sessions.session import IMPORTED
 from agentgit.store.records import recorded_calls
 from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow, require_real
+from agentgit.store.sql.rows import update_rows
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import update_rows
 from agentgit.store.store import Store
 from agentgit.store.threads.fork import CopiedState
 from agentgit.values import as_object

@@ -20,10 +20,9 @@ from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import require_row
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.rows import rows_with, value_of
+from agentgit.store.sql.rows import CompiledUpdate, insert_rows, rows_with, update_rows, value_of
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, TAG
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import CompiledUpdate, insert_rows, update_rows
 from agentgit.tracing import span
 from agentgit.values import stored_json, to_json
 

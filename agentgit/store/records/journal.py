@@ -55,7 +55,7 @@ from agentgit.store.sql.columns import bind_row
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import require_row, unreadable_row
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.rows import rows_with, value_of
+from agentgit.store.sql.rows import rows_with, update_rows, value_of
 from agentgit.store.sql.tables import (
     BRANCH,
     LOGGED_STATUSES,
@@ -64,7 +64,6 @@ from agentgit.store.sql.tables import (
     WORLD_LOG,
 )
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import update_rows
 from agentgit.values import as_object, stored_json, to_json
 
 LAST_LOGGED_STATUSES = {status: (status,) for status in LOGGED_STATUSES} | dict.fromkeys(

@@ -18,10 +18,9 @@ from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResu
 from agentgit.store.sql.driver_errors import require_row
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.process import LEASE_END, LeasedRow, Leases
-from agentgit.store.sql.rows import value_of
+from agentgit.store.sql.rows import CompiledUpdate, queue_insert, update_rows, value_of
 from agentgit.store.sql.tables import OPERATION
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import CompiledUpdate, queue_insert, update_rows
 from agentgit.values import as_object, to_json
 
 NO_REPORT: Mapping[str, Any] = {}

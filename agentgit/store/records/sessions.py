@@ -27,9 +27,9 @@ from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResu
 from agentgit.store.sql.driver_errors import missing_row, require_row
 from agentgit.store.sql.ids import is_id, new_id
 from agentgit.store.sql.process import LEASE_END, LeasedRow, Leases, is_lease_over
+from agentgit.store.sql.rows import CompiledUpdate, insert_rows, queue_insert, update_rows
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, SESSION, TAG, is_running
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import CompiledUpdate, insert_rows, queue_insert, update_rows
 from agentgit.store.threads.owners import thread_of_branch
 from agentgit.values import as_object, to_json
 

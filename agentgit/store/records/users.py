@@ -24,10 +24,9 @@ from agentgit.errors import NotAllowed
 from agentgit.store.audit.trail import record_event
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import is_id, new_id
-from agentgit.store.sql.rows import value_of
+from agentgit.store.sql.rows import insert_rows, update_rows, value_of
 from agentgit.store.sql.tables import API_KEY, USER
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import insert_rows, update_rows
 
 
 class UserStore:

@@ -16,10 +16,9 @@ from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.rows import rows_with
+from agentgit.store.sql.rows import insert_rows, rows_with
 from agentgit.store.sql.tables import CHECKPOINT, WORKSPACE_SNAPSHOT
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import insert_rows
 from agentgit.values import as_object, to_json
 
 
