@@ -240,10 +240,12 @@ def collect(
             delete_unused_steps(writing, unused)
         else:
             ignored_keys.update(unused.graph_keys)
-    orphans = [key for key in _find_orphan_writes(transaction, blobs) if _is_old(key.checkpoint_id)]
+    has_checkpoint = exists().where(*(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY_COLUMNS))
+    query = select(*_key_columns(GRAPH_WRITE)).where(_is_of_owner(GRAPH_WRITE, blobs), ~has_checkpoint).distinct()
+    orphans = [one for row in transaction.execute(query) if _is_old((one := GraphKey(*row)).checkpoint_id)]
     ignored_keys.update(orphans)
-    if writing:
-        _delete_writes(writing, orphans)
+    if writing and orphans:
+        DELETE_WRITES.run(writing, *(key.columns() for key in orphans))
     live, lists = find_live_values(
         transaction, blobs, lambda graph_key: graph_key.thread in staged_threads or graph_key in ignored_keys
     )
@@ -251,7 +253,10 @@ def collect(
     if writing:
         for key in rewritten_lists:
             _write_in_full(writing, blobs, key)
-    unused_values = [row for page in _read_value_sizes(transaction, blobs) for row in page if row[0] not in live]
+    sizes = CompiledStatement(
+        select(BLOB.c.hash, func.length(BLOB.c.data).label("size")).where(_is_of_owner(BLOB, blobs))
+    )
+    unused_values = [row for page in sizes.pages(transaction, raw=True) for row in page if row[0] not in live]
     if writing:
         _delete_values(writing, blobs, [key for key, _ in unused_values])
     return Collected(
@@ -265,23 +270,19 @@ def find_live_values(
     """Find the hashes of the values that a session refers to, and of each list the one that it continues, or None."""
     live = set(_find_referenced_hashes(transaction, blobs, is_ignored))
     live.update(_load_record_parts(transaction, blobs, live))
-    lists = _load_lists(transaction, blobs, live)
+    query = select(BLOB.c.hash, BLOB.c.data).where(_is_of_owner(BLOB, blobs))
+    lists = {key: data for key, data in transaction.execute(query.where(BLOB.c.type == LIST)) if key in live}
     for verified_list in verify_lists(transaction, blobs, lists):
         if verified_list.problem:
             raise blobs.damaged(verified_list.key, "is a damaged list")
         live.update(split_hashes(verified_list.items))
-    live.update(_list_chunks(transaction, blobs, live))
+    chunked = [data for key, data in transaction.execute(query.where(BLOB.c.codec == CHUNKED)) if key in live]
+    live.update(chunk for data in chunked for chunk in split_hashes(data))
     return live, {key: base_hash(data) for key, data in lists.items()}
 
 
 def _is_of_owner(table: Any, blobs: Blobs) -> Any:
     return table.c.external_session_id == blobs.session_id
-
-
-def _find_orphan_writes(transaction: Reading, blobs: Blobs) -> list[GraphKey]:
-    has_checkpoint = exists().where(*(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY_COLUMNS))
-    query = select(*_key_columns(GRAPH_WRITE)).where(_is_of_owner(GRAPH_WRITE, blobs), ~has_checkpoint).distinct()
-    return [GraphKey(*row) for row in transaction.execute(query)]
 
 
 def _key_columns(table: Any) -> list[Any]:
@@ -298,12 +299,6 @@ def _is_old(checkpoint_id: str) -> bool:
         return True
     uuid_ticks = (uuid.time_low << 28) | (uuid.time_mid << 12) | (uuid.time_hi_version & 0x0FFF)
     return (uuid_ticks - UUID6_EPOCH) / 1e7 < time.time() - ORPHAN_GRACE_SECONDS
-
-
-def _delete_writes(transaction: Writing, keys: Iterable[GraphKey]) -> None:
-    for key in keys:
-        conditions = (column == value for column, value in zip(_key_columns(GRAPH_WRITE), key, strict=True))
-        transaction.execute(delete(GRAPH_WRITE).where(*conditions))
 
 
 def _find_referenced_hashes(
@@ -358,25 +353,9 @@ def _load_record_parts(transaction: Reading, blobs: Blobs, live: Container[bytes
             yield from _parse_hashes(_named_hashes, value.data, BLOB.name, key.hex())
 
 
-def _load_lists(transaction: Reading, blobs: Blobs, live: Container[bytes]) -> dict[bytes, bytes]:
-    """Read the live lists as stored, by hash."""
-    query = select(BLOB.c.hash, BLOB.c.data).where(_is_of_owner(BLOB, blobs), BLOB.c.type == LIST)
-    return {key: data for key, data in transaction.execute(query) if key in live}
-
-
-def _list_chunks(transaction: Reading, blobs: Blobs, live: Container[bytes]) -> list[bytes]:
-    query = select(BLOB.c.hash, BLOB.c.data).where(_is_of_owner(BLOB, blobs), BLOB.c.codec == CHUNKED)
-    return [chunk for key, data in transaction.execute(query) if key in live for chunk in split_hashes(data)]
-
-
 def _write_in_full(transaction: Writing, blobs: Blobs, key: bytes) -> None:
     data = FULL + b"".join(blobs.item_hashes(transaction, key))
     transaction.execute(update(BLOB).where(_is_of_owner(BLOB, blobs), BLOB.c.hash == key).values(data=PlainBytes(data)))
-
-
-def _read_value_sizes(transaction: Reading, blobs: Blobs) -> Iterable[Sequence[tuple[bytes, int]]]:
-    query = select(BLOB.c.hash, func.length(BLOB.c.data).label("size")).where(_is_of_owner(BLOB, blobs))
-    return CompiledStatement(query).pages(transaction, raw=True)
 
 
 def _delete_values(transaction: Writing, blobs: Blobs, keys: list[bytes]) -> None:
