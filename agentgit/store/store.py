@@ -39,8 +39,6 @@ from agentgit.store.threads.pending_writes import NO_WRITES, TaskWrites, waiting
 
 @dataclass(frozen=True, kw_only=True)
 class HeadState:
-    """The current position of a branch."""
-
     checkpoint_state: CheckpointState
     latest: GraphCheckpoint | None
     is_settled: bool
@@ -59,8 +57,6 @@ class HeadState:
 
 
 class Store:
-    """The data."""
-
     def __init__(
         self, database: Database, compression: str = "auto", exclude_metadata: frozenset[str] = frozenset()
     ) -> None:

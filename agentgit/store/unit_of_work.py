@@ -176,7 +176,6 @@ class UnitOfWork:
                 new.draft.encode(name)
 
     def add_call(self, call: RecordedCall) -> None:
-        """Add a call that has ended."""
         with self._lock:
             self._calls.append(call)
             is_full = len(self._calls) >= MAX_CALLS
@@ -192,7 +191,6 @@ class UnitOfWork:
         _flusher.schedule(self)
 
     def flush(self) -> None:
-        """Write what waits."""
         if self.is_waiting:
             self._write_with(None, durable=False, closing=False)
 

@@ -117,7 +117,6 @@ def pack(hashes_by_name: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, bytes]:
-    """Parse the bytes that `pack` returned."""
     try:
         (count,) = _count_struct.unpack_from(data)
         end = _count_struct.size + count * HASH_BYTES
@@ -173,7 +172,6 @@ class BlobStore:
         """The owners of the rows with `FAMILY_LOCK` that were found in the database."""
 
     def of(self, session_id: int) -> Blobs:
-        """Return the values of one session, or of a family of threads."""
         return Blobs(self, session_id)
 
 
@@ -368,7 +366,6 @@ class Blobs:
         return value
 
     def _read_chunked(self, transaction: Reading, large_key: bytes, joined_hashes: bytes) -> bytes:
-        """Read a large value, a few chunks at a time."""
         chunk_hashes, buffer = split_hashes(joined_hashes), BytesIO()
         for part in slices(chunk_hashes, CHUNKS_AT_ONCE):
             parameters = self._parameters(hashes=part)

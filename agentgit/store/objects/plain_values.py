@@ -69,7 +69,6 @@ def show_state(values: Mapping[str, Body], conversation: str | None) -> tuple[di
 
 
 def show(body: Body) -> Any:
-    """Convert one value to JSON-like data."""
     if isinstance(body, dict):
         return {name: show(part) for name, part in body.items()}
     if isinstance(body, Leaf):

@@ -55,13 +55,10 @@ class ReadModels:
         self.authorize = authorize
 
     def checkpoints(self, transaction: Reading, rows: Sequence[StoredRow]) -> list[Checkpoint]:
-        """Convert rows to checkpoints, including their tags."""
         tags = self.store.tags.names_of(transaction, [row.id for row in rows])
         return [self.checkpoint(row, tags.get(row.id, ())) for row in rows]
 
     def checkpoint(self, row: StoredRow, tags: Sequence[str] = ()) -> Checkpoint:
-        """Convert a row that `CheckpointStore.find` returned to a checkpoint."""
-
         def load() -> Mapping[str, Any]:
             with self.store.database.reading() as transaction:
                 branch = self.store.sessions.branch(transaction, row.internal_session_id)
@@ -98,7 +95,6 @@ class ReadModels:
         )
 
     def branches(self, transaction: Reading, session: ExternalSession) -> list[InternalSession]:
-        """List the branches of a session in order of creation."""
         return self._build_branches(transaction, session, self.store.sessions.branches(transaction, session.id))
 
     def branch(self, transaction: Reading, session: ExternalSession, row: StoredRow) -> InternalSession:
@@ -151,11 +147,9 @@ class ReadModels:
         )
 
     def tree(self, transaction: Reading, session: ExternalSession) -> Tree:
-        """Build the tree of a session, without loading any state."""
         return self.folded_tree(transaction, session, FoldChoice(points=None)).tree
 
     def folded_tree(self, transaction: Reading, session: ExternalSession, choice: FoldChoice) -> FoldedTree:
-        """Build the folded tree of a session, and read only the checkpoints that it shows."""
         rows = self.store.sessions.branches(transaction, session.id)
         return read_folded_tree(self.store, transaction, session, rows, choice)
 

@@ -43,13 +43,11 @@ def unlock(database: Database) -> None:
 
 
 def registered_proofs(transaction: Reading) -> dict[str, bytes]:
-    """Return the names of the keys that may seal values, each with its proof."""
     rows = transaction.execute(select(ENCRYPTION_KEY.c.id, ENCRYPTION_KEY.c.proof).order_by(ENCRYPTION_KEY.c.id))
     return {row.id: bytes(row.proof) for row in rows}
 
 
 def unregister_key(transaction: Writing, name: str) -> None:
-    """Delete the registration of a key that no longer seals any value."""
     transaction.execute(delete(ENCRYPTION_KEY).where(ENCRYPTION_KEY.c.id == name))
 
 
@@ -81,7 +79,6 @@ def _register_current_key(transaction: Writing, seal: Seal) -> None:
 
 
 def _is_full_proof(seal: Seal, name: str, proof: bytes) -> bool:
-    """Return whether the proof of a key states that everything is encrypted."""
     try:
         plaintext = seal.open(_PLACE, proof) if parse_key_name(proof) == name else b""
     except Corrupt:

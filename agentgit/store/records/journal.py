@@ -105,8 +105,6 @@ class TrackPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Intent:
-    """A call that is about to run."""
-
     session_id: int
     branch_id: int
     batch: int
@@ -134,8 +132,6 @@ class Intent:
 
 @dataclass(frozen=True, kw_only=True)
 class CallOutcome:
-    """The outcome of a call."""
-
     status: str
     result: Any = None
     error: str | None = None
@@ -154,12 +150,9 @@ _OLDEST_FIRST, NEWEST_FIRST = (TOOL_INVOCATION.c.id,), (TOOL_INVOCATION.c.id.des
 
 
 class Journal:
-    """The invocations."""
-
     # -- forward
 
     def intend(self, transaction: Writing, intent: Intent, arrival: int | None = None) -> int:
-        """Record that a call is about to run, and return its id."""
         self.add(transaction, [(intent, None)], arrival)
         return intent.id
 
@@ -169,7 +162,6 @@ class Journal:
         calls: Sequence[tuple[Intent, CallOutcome | None]],
         first_arrival: int | None = None,
     ) -> None:
-        """Record calls of one branch in order."""
         if first_arrival is None:
             first_arrival = self.next_arrival(transaction, calls[0][0].branch_id)
         rows = [self._call_row(intent, outcome, first_arrival + index) for index, (intent, outcome) in enumerate(calls)]
@@ -202,7 +194,6 @@ class Journal:
         return {**row, "status": outcome.status if outcome else INTENDED, **outcome_columns}
 
     def next_arrival(self, transaction: Reading, branch_id: int) -> int:
-        """Return the arrival number of the next call of a branch."""
         return int(_NEXT_ARRIVAL.all(transaction, {"branch": branch_id})[0].arrival)
 
     def end(
@@ -218,7 +209,6 @@ class Journal:
         return self._log(transaction, row, outcome.status, is_past=is_past)
 
     def calls_of_turn(self, transaction: Reading, branch_id: int, owner: str) -> dict[int, str]:
-        """Return the statuses of the calls that a turn has recorded, by their ids."""
         query = select(TOOL_INVOCATION.c.id, TOOL_INVOCATION.c.status).where(
             self._in_branch(branch_id), TOOL_INVOCATION.c.owner == owner
         )
@@ -305,7 +295,6 @@ class Journal:
     # -- reading
 
     def tally(self, transaction: Reading, branch_id: int) -> CallTally:
-        """Count the calls that a branch made itself."""
         return value_of(CallTally, _SELECT_TALLY.first(transaction, {"branch": branch_id}))
 
     def count(self, transaction: Reading, branch_id: int, *, before_batch: int | None) -> int:
@@ -354,7 +343,6 @@ class Journal:
     def _load_track(
         self, transaction: Reading, parts: Sequence[TrackPart], skip: int
     ) -> list[tuple[Row[Any], ToolInvocation]]:
-        """Read the calls of a track, each with its row."""
         track: list[tuple[Row[Any], ToolInvocation]] = []
         for part in parts:
             part_skip = max(0, skip - part.before)
@@ -375,7 +363,6 @@ class Journal:
         return track
 
     def waiting_calls(self, transaction: Reading, branch_id: int, position: int) -> list[ToolInvocation]:
-        """Read the calls of a branch that wait for an answer."""
         rows = transaction.execute(_SELECT_WAITING, {"branch": branch_id}).all()
         runs = self._run_counts(transaction, rows)
         return [_invocation_from_row(row, branch_id, position + n, runs.get(row.id, 1)) for n, row in enumerate(rows)]
@@ -387,7 +374,6 @@ class Journal:
         return {row.id: row.paused + 1 for row in counted_rows}
 
     def is_recorded_on(self, path: Sequence[TrackPart]) -> ColumnElement[bool]:
-        """Return the condition for the calls that a path recorded."""
         return or_(false(), *(self._is_recorded_on_part(part) for part in path if part.count != 0))
 
     def _is_recorded_on_part(self, part: TrackPart) -> ColumnElement[bool]:
@@ -430,7 +416,6 @@ class Journal:
         ]
 
     def load_rows(self, transaction: Reading, *conditions: Any, order: Sequence[Any] = _OLDEST_FIRST) -> list[Row[Any]]:
-        """Read the rows of calls, each with the number of calls that its branch inherits."""
         return [*transaction.execute(_WITH_INHERITED.where(*conditions).order_by(*order))]
 
     def find(
@@ -440,11 +425,9 @@ class Journal:
         return self.invocations_from_rows(transaction, self.load_rows(transaction, *conditions, order=order))
 
     def invocation(self, transaction: Reading, invocation_id: int) -> ToolInvocation | None:
-        """Read one invocation from the view of the branch that recorded it; None if it does not exist."""
         return self.invocations(transaction, [invocation_id]).get(invocation_id)
 
     def invocations(self, transaction: Reading, ids: Sequence[int]) -> dict[int, ToolInvocation]:
-        """Read several invocations by id, each from the view of the branch that recorded it."""
         return {call.id: call for call in self.invocations_from_rows(transaction, self._load_rows_of(transaction, ids))}
 
     def _load_rows_of(self, transaction: Reading, ids: Iterable[int]) -> Sequence[Row[Any]]:

@@ -42,8 +42,6 @@ def parts_of_branches(branches: Iterable[StoredRow]) -> list[LogPart]:
 
 
 class LogStore:
-    """The checkpoints in order of time."""
-
     def page(
         self,
         transaction: Reading,
@@ -118,7 +116,6 @@ def _conditions(filter_fields: tuple[str, ...]) -> list[Any]:
 
 @functools.cache
 def _page_query(filter_fields: tuple[str, ...]) -> CompiledStatement:
-    """Build the query of a page for a set of conditions."""
     order = (_C.created_at, _C.id)
     is_after_cursor = tuple_(*order) < tuple_(
         bindparam("at", type_=_C.created_at.type), bindparam("last", type_=_C.id.type)

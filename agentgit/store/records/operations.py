@@ -71,7 +71,6 @@ class OperationStore:
         return operation_id
 
     def resume(self, transaction: Writing, operation_id: int, owner: str) -> None:
-        """Resume an operation that nobody is working on, as its new owner."""
         self._set_owner(transaction, operation_id, owner)
         self._record_event(transaction, operation_id, "resumed", self._load(transaction, operation_id))
 
@@ -93,7 +92,6 @@ class OperationStore:
             )
 
     def set_request(self, transaction: Writing, operation_id: int, request: Mapping[str, Any]) -> None:
-        """Replace the request of an operation whose plan has changed."""
         update_rows(transaction, OPERATION, self._id_condition(operation_id), request=to_json(request))
 
     def end(self, transaction: Writing, operation_id: int, status: str, report: Mapping[str, Any]) -> None:
@@ -144,7 +142,6 @@ class OperationStore:
         return transaction.execute(query, {"branches": list(branch_ids)}).all()
 
     def stopped(self, transaction: Reading, session_id: int) -> Sequence[Row[Any]]:
-        """Read the operations of a session that have stopped half way."""
         return transaction.execute(
             select(OPERATION).where(self._in_session(session_id), OPERATION.c.status == PARTIAL)
         ).all()
@@ -154,12 +151,10 @@ class OperationStore:
         return _RUNNING.submit(transaction, {"session": session_id})
 
     def all(self, transaction: Reading, session_id: int) -> list[Operation]:
-        """List the operations of a session, newest first."""
         query = select(OPERATION).where(self._in_session(session_id)).order_by(OPERATION.c.id.desc())
         return [operation_from_row(row) for row in transaction.execute(query).all()]
 
     def last_move(self, transaction: Reading, session_id: int) -> int:
-        """Return the id of the newest rollback or switch of a session; 0 if there is none."""
         return int(_LAST_MOVE.all(transaction, {"session": session_id})[0].id or 0)
 
     def _id_condition(self, operation_id: int) -> Any:

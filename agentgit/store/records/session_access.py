@@ -28,12 +28,9 @@ _rank = case(*((SESSION_MEMBER.c.role == role, number) for number, role in enume
 
 
 class VisibleSessions:
-    """The sessions from the view of a user."""
-
     def own(
         self, transaction: Reading, user_id: int, *conditions: Any, limit: int | None = None
     ) -> list[ExternalSession]:
-        """List a user's own sessions, most recently updated first."""
         query = _own_sessions(user_id).where(*conditions).limit(limit)
         return [_session_from_row(row) for row in transaction.execute(query)]
 

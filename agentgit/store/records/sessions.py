@@ -198,7 +198,6 @@ class SessionStore:
         record_event(transaction, "branch.renamed", branch_id=branch.id, user_id=user_id, before=branch.name)
 
     def branches(self, transaction: Reading, session_id: int) -> Sequence[StoredRow]:
-        """Read the branches of a session in order of creation."""
         return _SELECT_BRANCHES.all(transaction, {"session": session_id})
 
     def find_branch(self, transaction: Reading, session_id: int, ref: str | int | None) -> StoredRow | None:
@@ -215,7 +214,6 @@ class SessionStore:
         return require_row(_SELECT_BRANCH.first(transaction, {"branch": branch_id}), "branch", branch_id)
 
     def require_real_thread(self, transaction: Reading, thread_id: str) -> None:
-        """Check that a thread does not belong to a rerun, as `require_real`."""
         rows = transaction.execute(select(BRANCH).where(BRANCH.c.thread_id == thread_id)).all()
         for row in rows:
             require_real(row)
@@ -241,7 +239,6 @@ class SessionStore:
         return read_row
 
     def not_idle(self, transaction: Reading, branch_id: int, idle: str) -> Conflict:
-        """Return the error for a branch that cannot be acquired."""
         row = self.branch(transaction, branch_id)
         require_no_unfinished_rollback(row)
         if idle == OPEN:
@@ -267,12 +264,10 @@ class SessionStore:
         return not process.is_alive(row.owner) or is_lease_over(transaction, row.lease_until)
 
     def set_world_seen(self, transaction: Writing, branch: StoredRow, seq: int) -> None:
-        """Record that a branch is up to date with the world."""
         if branch.world_seen != seq:
             _SET_WORLD_SEEN.run(transaction, {"id": branch.id}, world_seen=seq)
 
     def release(self, transaction: Writing, acquired_row: StoredRow, **changes: Any) -> None:
-        """Release a branch after a run."""
         if not self.release_abandoned(transaction, acquired_row, **changes):
             raise TakenOver
 
@@ -283,7 +278,6 @@ class SessionStore:
         return _release(*changes).run(transaction, {"id": branch.id}, held, **values)
 
     def set_status(self, transaction: Writing, branch_id: int, status: str) -> None:
-        """Set the status of a branch, and remove its owner and lease."""
         _SET_STATUS.run(transaction, {"id": branch_id}, status=status, owner=None, lease_until=None)
 
     def count_turn(self, transaction: Writing, branch_id: int) -> int:
@@ -296,7 +290,6 @@ class SessionStore:
         self.change_metadata(transaction, branch_id, lambda meta: {**meta, **entries})
 
     def update_mark(self, transaction: Writing, branch_id: int, key: str, facts: Mapping[str, Any]) -> None:
-        """Add facts to an entry of the metadata of a branch."""
         self.change_metadata(transaction, branch_id, lambda meta: meta | {key: {**meta.get(key, {}), **facts}})
 
     def change_metadata(
@@ -506,7 +499,6 @@ def require_whole_rerun(branch: StoredRow) -> None:
 
 
 def session_has_moved() -> Conflict:
-    """Return the error for a run or an operation that another one has overtaken."""
     return Conflict(
         "Another run or rollback has moved the session to another branch in the meantime. Nothing was run. Read the "
         "state again; then repeat this."

@@ -25,8 +25,6 @@ from agentgit.store.threads.graph_rows import (
 
 
 class TurnState(NamedTuple):
-    """The facts about a branch that a turn needs when it begins."""
-
     newest: NewestState
     tally: CallTally
     world_seq: int

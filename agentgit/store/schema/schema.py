@@ -138,7 +138,6 @@ def require_owner(transaction: Reading, database: Database, verb: str) -> None:
 
 
 def upgrade(database: Database) -> str:
-    """Upgrade the schema to the newest revision, and return that revision."""
     existing = current_revision(database)
     _require_supported(database, existing)
     if existing is None and database.is_sqlite and not database.in_memory:
@@ -255,7 +254,6 @@ def _grant_tables(transaction: Reading, role: str) -> None:
 
 
 def own_schemas(database: Database) -> list[str]:
-    """List the schemas with tables of agentgit that the role of the transaction owns."""
     with database.reading() as transaction:
         return list(transaction.execute(_OWN_SCHEMAS, {"table": VERSION_TABLE}).scalars())
 

@@ -223,7 +223,6 @@ def _added_hashes(before: Sequence[bytes], after: Sequence[bytes]) -> list[bytes
 
 
 def scope_of_session(session_id: int) -> str:
-    """Return the marker word of all texts of a session."""
     return f"§s{session_id}"
 
 

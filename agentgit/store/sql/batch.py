@@ -74,7 +74,6 @@ class Batch:
             self._send(statements)
 
     def commit(self) -> None:
-        """Send the queued statements together with the commit."""
         queued, self._queued = self._queued, []
         if self._has_begun:
             self._send([*queued, COMMIT])
@@ -100,7 +99,6 @@ class Batch:
 
 
 def _send(driver: Any, statements: Sequence[Statement]) -> None:
-    """Send statements, and read their results."""
     if len(statements) == 1 and len(statements[0].rows) < 2:  # a pipeline of one takes twice as long
         sql, rows, _, prepare = statements[0]
         cursors = [driver.execute(sql, *rows, prepare=prepare)]

@@ -121,15 +121,12 @@ class PendingResult:
         self._result: tuple[int, list[Any]] | None = None
 
     def set_result(self, count: int, rows: list[Any]) -> None:
-        """Receive the result: the number of affected rows, and the rows that were read."""
         self._result = count, [self._convert(row) for row in rows]
 
     def all(self) -> list[Any]:
-        """Return the rows, as named tuples."""
         return self._get_result()[1]
 
     def first(self) -> Row[Any] | None:
-        """Return the row of a query that finds at most one, or None."""
         return next(iter(self.all()), None)
 
     def count(self) -> int:
@@ -207,7 +204,6 @@ class _Compiled:
         return tuple([values[name] for name in self._parameter_order]) if self._parameter_order is not None else values
 
     def read(self, row: Sequence[Any]) -> Any:
-        """Convert a row of the driver to a named tuple."""
         if self._column_converters:
             values = list(row)
             for index, convert in self._column_converters.items():

@@ -150,7 +150,6 @@ def _safe_message(error: Exception, text: str, state: str | None) -> str:
 
 
 def _refused_statement(database_name: str, text: str) -> AgentGitError:
-    """Return the error for a statement that fails every time."""
     return AgentGitError(
         f"{database_name} refused a statement of agentgit: {text}. Retrying does not help. If fsck finds nothing, this "
         "is a bug: please report it.",

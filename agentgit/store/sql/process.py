@@ -228,7 +228,6 @@ class Leases:
             self._leased_rows.pop(owner, None)
 
     def renew(self) -> None:
-        """Renew all leases of this process, except for rows that another owner has taken."""
         groups: dict[Table, tuple[set[str], set[int]]] = {}
         with self._lock:
             for owner, rows in self._leased_rows.items():

@@ -32,8 +32,6 @@ class PendingEvent(NamedTuple):
 
 
 class Reading:
-    """A transaction that reads."""
-
     def __init__(self, connection: Connection, seal: Seal | None = None, batch: Batch | None = None) -> None:
         self._connection = connection
         self.dialect = connection.dialect
@@ -63,8 +61,6 @@ class Reading:
 
 
 class Writing(Reading):
-    """A transaction that reads and writes."""
-
     def __init__(self, connection: Connection, seal: Seal | None = None, batch: Batch | None = None) -> None:
         super().__init__(connection, seal, batch)
         self.events: list[PendingEvent] = []

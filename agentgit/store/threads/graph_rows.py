@@ -82,15 +82,12 @@ class GraphKey(NamedTuple):
 
     @property
     def namespace(self) -> Namespace:
-        """The thread and the namespace."""
         return self.thread, self.ns
 
     def columns(self) -> dict[str, Any]:
-        """Return the key columns that identify the graph checkpoint in its tables."""
         return dict(zip(KEY_COLUMNS, self, strict=True))
 
     def conditions(self, table: Table) -> list[ColumnElement[bool]]:
-        """Return the conditions for its rows in a table."""
         return [table.c[name] == value for name, value in self.columns().items()]
 
 
@@ -136,7 +133,6 @@ class GraphCheckpoint(NamedTuple):
 
     @property
     def values(self) -> Mapping[str, bytes]:
-        """The hashes of all known values, by channel."""
         return {**self.channels, **self.folded} if self.folded else self.channels
 
     @property
@@ -146,8 +142,6 @@ class GraphCheckpoint(NamedTuple):
 
 
 class NewestState(NamedTuple):
-    """The newest graph checkpoint of a thread."""
-
     checkpoint: GraphCheckpoint | None = None
     is_interrupted: bool = False
     has_writes: bool = False
@@ -201,8 +195,6 @@ the result of `ReadEarlier`. Returns None if the result of the writes cannot be 
 
 
 class NewModelCall(NamedTuple):
-    """A model call to store."""
-
     messages: Sequence[Leaf]
     options: Leaf | None
     reply: Leaf
@@ -210,8 +202,6 @@ class NewModelCall(NamedTuple):
 
 
 class NewModelCalls(NamedTuple):
-    """Model calls to store."""
-
     step: int
     calls: Sequence[NewModelCall]
     earlier: bytes | None = None
@@ -220,8 +210,6 @@ class NewModelCalls(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A graph checkpoint to store."""
-
     parent_id: str | None
     meta: Mapping[str, Any]
     header: Mapping[str, Any]
@@ -299,7 +287,6 @@ def conversation_channel(counts: Mapping[str, int]) -> str | None:
 
 
 def parse_graph_checkpoint(row: Any) -> GraphCheckpoint:
-    """Read a row of the table graph_checkpoint."""
     graph_key = GraphKey(row.thread_id, row.ns, row.checkpoint_id)
     try:
         header, meta, channels = as_object(row.header), as_object(row.meta), unpack(row.channels)
@@ -351,7 +338,6 @@ def parse_writes_by_checkpoint(rows: Iterable[Any]) -> dict[str, list[PendingWri
 
 
 def parameter_conditions(table: Any, *names: str) -> list[Any]:
-    """Build conditions that compare columns with the bind parameters of the same names."""
     return [table.c[name] == bindparam(name) for name in names]
 
 

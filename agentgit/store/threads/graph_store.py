@@ -78,7 +78,6 @@ class GraphStore:
         self.newest_checkpoints = NewestCheckpoints()
 
     def content(self, session_id: int) -> Content:
-        """Return the values of one session, or of a family of threads."""
         return Content(self.blobs.of(session_id))
 
     # -- writing
@@ -332,7 +331,6 @@ class GraphStore:
     # -- reading
 
     def find(self, transaction: Reading, graph_key: GraphKey) -> GraphCheckpoint | None:
-        """Return one graph checkpoint, or None if it does not exist."""
         return self.prefetch(transaction, graph_key)()
 
     def prefetch(self, transaction: Reading, graph_key: GraphKey) -> Callable[[], GraphCheckpoint | None]:
@@ -399,7 +397,6 @@ class GraphStore:
         entries: Mapping[str, Any] | None = None,
         threads: Sequence[str] | None = None,
     ) -> list[GraphCheckpoint]:
-        """List one page of graph checkpoints, newest first."""
         columns = GRAPH_CHECKPOINT.c
         query = select(GRAPH_CHECKPOINT).limit(limit)
         query = query if threads is None else query.where(columns.thread_id.in_(threads))
@@ -431,7 +428,6 @@ class GraphStore:
         return [parse_graph_checkpoint(row) for row in transaction.execute(query).all()]
 
     def has_subgraphs(self, transaction: Reading, thread: str) -> bool:
-        """Return whether a thread has checkpoints of subgraphs."""
         c = GRAPH_CHECKPOINT.c
         query = select(c.ns).where(c.thread_id == thread, c.ns != "").limit(1)
         return transaction.execute(query).first() is not None

@@ -141,7 +141,6 @@ class FileChecker:
     # -- contents
 
     def check_part(self, record: Record) -> None:
-        """Check a part of the contents of the next file."""
         data = decode_bytes(record["data"])
         if len(data) > PART_BYTES:
             raise ValueError(f"has more than {PART_BYTES} bytes")
@@ -150,7 +149,6 @@ class FileChecker:
         self._sink.data(data)
 
     def check_file(self, record: Record) -> None:
-        """Check a file, whose parts came before it."""
         self._sizes.add(record["id"], self._size)
         if self._size != record["size"] or self._hash.digest() != record["id"]:
             raise ValueError("does not match its hash or its size")
@@ -158,14 +156,12 @@ class FileChecker:
         self._hash, self._size = sha256(), 0
 
     def check_end(self) -> None:
-        """Check that no part is left over."""
         if self._size:
             raise ValueError("comes after a part that belongs to no file")
 
     # -- directories
 
     def check_folder(self, record: Record) -> None:
-        """Check a directory; everything in it came before."""
         if record["id"] != len(self._folders) + 1:
             raise ValueError("is not the next directory")
         items: Mapping[bytes, Item] = record["items"]

@@ -93,11 +93,9 @@ class Selection:
         return list(ordered.values())
 
     def session(self) -> Row:
-        """Return the row of the session."""
         return self.scope.session._asdict()
 
     def branches(self) -> Rows:
-        """Yield the branches."""
         return (row._asdict() for row in self.path)
 
     def states(self) -> Rows:
@@ -113,7 +111,6 @@ class Selection:
             yield from self._rows(t.CHECKPOINT, "number", internal_session_id=branch.id)
 
     def tags(self) -> Rows:
-        """Yield the tags."""
         return self._rows(t.TAG, external_session_id=self.session_id)
 
     def snapshots(self) -> list[StoredRow]:
@@ -123,7 +120,6 @@ class Selection:
         return self.store.snapshots.load_rows(self.transaction, ids - {None})
 
     def calls(self) -> Rows:
-        """Yield the calls."""
         return self._rows(t.TOOL_INVOCATION, external_session_id=self.session_id)
 
     def operations(self) -> Rows:
@@ -250,7 +246,6 @@ class PathSelection(Selection):
             yield {**self._first_point, **nothing, **place, **state, "description": "what other branches did"}
 
     def tags(self) -> Rows:
-        """Yield the tags of the checkpoints on the path."""
         known = {row["id"] for row in self.points()}
         return (row for row in super().tags() if row["checkpoint_id"] in known)
 

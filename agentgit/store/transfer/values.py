@@ -71,7 +71,6 @@ def is_message(value: Leaf) -> bool:
 
 
 def stored_message(value: Any) -> dict[str, Any]:
-    """Check a message in LangChain's stored form."""
     message: dict[str, Any] = is_shaped({"type": one_of(*ROLES), "data": anything}, value)
     is_shaped({"type": anything, "data": lambda data: _message_data(message["type"], data)}, message)
     _require_displayed(message)  # also fields that are only standard in other kinds of messages

@@ -69,7 +69,6 @@ def _hash_part(part: Part) -> bytes:
 
 
 def check_states(transaction: Reading, stored_hashes: StoredHashes, report: FsckReport) -> None:
-    """Check the graph checkpoints and the pending writes."""
     c, w = GRAPH_CHECKPOINT.c, GRAPH_WRITE.c
     columns = c if report.with_hashes else (c.external_session_id, c.thread_id, c.ns, c.checkpoint_id, c.channels)
     for row in read_rows(transaction, checked(report, *columns), report):
