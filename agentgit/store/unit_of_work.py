@@ -82,17 +82,13 @@ class UnitOfWork:
     def __init__(self, store: Store, branch: StoredRow, newest: NewestState, world_seq: int) -> None:
         self._store = store
         self._branch = branch
-        self._rows: list[NewRows] = []
-        self._calls: list[RecordedCall] = []
-        self._answers: dict[int, tuple[Intent, Any]] = {}
-        """The calls that run, with what each has used so far of the answers and numbers of its task."""
         self._newest: Mapping[Namespace, GraphCheckpoint | None] = {(branch.thread_id, ""): newest.checkpoint}
         self._interrupts: dict[str, bool] = {}
         """Whether a task of a graph checkpoint has an interrupt, for each one that something was written on top of."""
         if newest.checkpoint is not None and (newest.has_writes or newest.is_interrupted):
             self._interrupts[newest.checkpoint.key.checkpoint_id] = newest.is_interrupted
         store.graphs.owners.add(branch.thread_id, branch.external_session_id)
-        self._create_locks()
+        self.after_fork()
         self._intended: set[int] = set()
         """The calls whose intents are written."""
         self._new_intended: set[int] = set()
@@ -113,17 +109,17 @@ class UnitOfWork:
         process.register_for_fork(self)
         store.database.register_for_close(self)
 
-    def _create_locks(self) -> None:
+    def after_fork(self) -> None:
+        """Begin without rows: those of the parent are written there."""
         self._lock = threading.Lock()
         # Held while rows are written, so that they are written in the order in which they were added.
         self._write_lock = threading.Lock()
         self._writer: int | None = None
         """The thread that holds the lock."""
-
-    def after_fork(self) -> None:
-        """Forget what waits, because the parent writes it."""
-        self._create_locks()
-        self._rows, self._calls, self._answers = [], [], {}
+        self._rows: list[NewRows] = []
+        self._calls: list[RecordedCall] = []
+        self._answers: dict[int, tuple[Intent, Any]] = {}
+        """The calls that run, with what each has used so far of the answers and numbers of its task."""
 
     @property
     def is_waiting(self) -> bool:

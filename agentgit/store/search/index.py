@@ -102,7 +102,9 @@ class SearchIndex:
         branch, previous = unindexed[0], self._previous_checkpoint(transaction, unindexed[0])
         # The last indexed checkpoint may have been deleted. Then new texts are compared with those in the index, too.
         is_known = previous is not None and previous.internal_session_id == branch.internal_session_id
-        indexed_keys = self._indexed_keys(transaction, branch) if branch.searched and not is_known else set()
+        is_compared = branch.searched and not is_known
+        texts = _TEXTS_OF_BRANCH.all(transaction, {"branch": branch.internal_session_id}) if is_compared else ()
+        indexed_keys = {row.hash or row.row_id for row in texts}
         hashes_by_state = self._message_hashes(transaction, [row for row in (previous, *unindexed) if row is not None])
         last_hashes, last_state = hashes_by_state[_state_id(previous)], _state_id(previous)
         new_messages: list[tuple[int, bytes]] = []
@@ -145,10 +147,6 @@ class SearchIndex:
         if last is not None or first_row.parent_id is None:
             return last
         return _BY_ID.first(transaction, {"checkpoint": first_row.branch_point_id})
-
-    def _indexed_keys(self, transaction: Reading, branch: StoredRow) -> set[bytes | int]:
-        parameters = {"branch": branch.internal_session_id}
-        return {row.hash or row.row_id for row in _TEXTS_OF_BRANCH.all(transaction, parameters)}
 
     def _message_hashes(self, transaction: Reading, rows: Iterable[StoredRow]) -> dict[str | None, Sequence[bytes]]:
         """Return the message hashes of checkpoints by graph checkpoint id; empty if the graph checkpoint is gone."""

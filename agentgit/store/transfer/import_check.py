@@ -150,17 +150,14 @@ class Checker:
             if None not in values:
                 self._require(reference.referred_table.name, targets, values, is_later=bool(reference.deferrable))
         for names in _keys_of(table):
-            self._add_key(table, names, tuple(row.get(name, 0) for name in names))
+            values, known = tuple(row.get(name, 0) for name in names), self._keys[table.name, names]
+            if values in known:
+                shown = ", ".join(f"{name} {row[name]!r}" for name in names if name in row)
+                raise ValueError(f"is a duplicate of {table.name} {shown}")
+            known.add(values)
         check = getattr(self, f"_check_{table.name}", None)
         if check is not None:
             check(row)
-
-    def _add_key(self, table: Table, names: Key, values: Key) -> None:
-        known = self._keys[table.name, names]
-        if values in known:
-            shown = ", ".join(f"{name} {value!r}" for name, value in zip(names, values, strict=True) if value != 0)
-            raise ValueError(f"is a duplicate of {table.name} {shown}")
-        known.add(values)
 
     def _require(self, table: str, names: Key, values: Key, *, is_later: bool = False) -> None:
         """Check that there is a row with these values, now or at the end."""
