@@ -219,11 +219,7 @@ class Lookup:
         return row
 
     def restore_point(self, transaction: Reading, branch: StoredRow, ref: CheckpointRef) -> StoredRow:
-        """Find the checkpoint before a user message by the message id.
-
-        Other references resolve as in `checkpoint`. A Checkpoint or its id may belong to another session that the
-        principal can see.
-        """
+        """Find the checkpoint before a user message by the message id; other references resolve as in `checkpoint`."""
         if not isinstance(ref, str):
             other_session = self.session_of(transaction, ref)
             if other_session is not None and other_session.id != branch.external_session_id:

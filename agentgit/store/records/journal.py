@@ -324,10 +324,7 @@ class Journal:
     def live_track(
         self, transaction: Reading, runs: Mapping[int, Row[Any]], parts: Sequence[TrackPart], skip: int = 0
     ) -> list[ToolInvocation]:
-        """Read a track as it is now: in place of a call whose tool ran again, its newest run that did not fail.
-
-        An answer from the record changes with the call whose result it is.
-        """
+        """Read a track as it is now: in place of a call whose tool ran again, its newest run that did not fail."""
         track = self._load_track(transaction, parts, skip)
         return [_replace_run(row, call, runs.get(_original_id(row), row)) for row, call in track]
 
@@ -384,10 +381,7 @@ class Journal:
         return and_(c.internal_session_id == part.branch_id, c.kind != REDO, c.arrival <= last_arrival)
 
     def invocations_from_rows(self, transaction: Reading, rows: Sequence[Row[Any]]) -> list[ToolInvocation]:
-        """Convert rows to values from the view of the branches that recorded them, with positions on those tracks.
-
-        A redo gets the position and the tool call id of the call that it repeats.
-        """
+        """Convert rows to values from the view of the branches that recorded them; a redo has the place of its call."""
         repeated_rows = self._load_rows_of(transaction, {row.replay_of for row in rows if row.kind == REDO})
         calls = self._invocations_from_rows(transaction, [*rows, *repeated_rows])
         places = {call.id: call for call in calls[len(rows) :]}

@@ -11,7 +11,7 @@ from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import Row, Select, String, bindparam, func, literal, select, union_all, update
+from sqlalchemy import Row, String, bindparam, func, literal, select, union_all, update
 
 from agentgit.checkpoints import references
 from agentgit.errors import Conflict, Corrupt, Simulated
@@ -127,11 +127,7 @@ class SessionStore:
             _LOCK.run(transaction, {"session": session_id})
 
     def touch(self, transaction: Writing, branch: StoredRow) -> Callable[[], bytes]:
-        """Set the update time of the session of a branch, and lock it as `lock` does.
-
-        Return a function that returns its metadata as stored. The names for the events of this transaction are read,
-        too, together with the next queries.
-        """
+        """Set the update time of a branch's session, lock it as `lock` does, and return what reads its metadata."""
         session_id = branch.external_session_id
         parameters = {"session": session_id, "branch": branch.id, "now": datetime.now(UTC)}
         result = _TOUCH.submit(transaction, parameters)
@@ -380,15 +376,10 @@ _SELECT_NAMES = CompiledStatement(
 )
 
 
-def _lineage_query() -> Select[Any]:
-    lineage = select(BRANCH.c.id, BRANCH.c.parent_id).where(_this_branch).cte("line", recursive=True)
-    parent = BRANCH.alias("parent")
-    is_parent = parent.c.id == lineage.c.parent_id
-    lineage = lineage.union(select(parent.c.id, parent.c.parent_id).where(is_parent))
-    return select(BRANCH).where(BRANCH.c.id == lineage.c.id)
-
-
-_LINEAGE = CompiledStatement(_lineage_query())
+_line = select(BRANCH.c.id, BRANCH.c.parent_id).where(_this_branch).cte("line", recursive=True)
+_parent = BRANCH.alias("parent")
+_line = _line.union(select(_parent.c.id, _parent.c.parent_id).where(_parent.c.id == _line.c.parent_id))
+_LINEAGE = CompiledStatement(select(BRANCH).where(BRANCH.c.id == _line.c.id))
 _ACQUIRE_UPDATE = (
     update(BRANCH)
     .where(_this_branch, BRANCH.c.status == bindparam("idle"))

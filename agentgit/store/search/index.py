@@ -128,10 +128,7 @@ class SearchIndex:
     def _load_messages(
         self, transaction: Reading, session_id: int, new_messages: Sequence[tuple[int, bytes]]
     ) -> Iterator[NewText]:
-        """Yield the texts of messages, each given as the number of its first checkpoint and its hash.
-
-        A damaged message has no text, which must not keep the others from being found.
-        """
+        """Yield the texts of messages, each given as the number of its first checkpoint and its hash."""
         leaves = undamaged_messages(transaction, self.graphs.blobs.of(session_id), [key for _, key in new_messages])
         for number, key in new_messages:
             if key in leaves and leaves[key].type != CUSTOM_SERDE:

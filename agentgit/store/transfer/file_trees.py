@@ -116,10 +116,7 @@ class FileSink:
 
 
 class _Folder(NamedTuple):
-    """A checked directory: the number of paths in it, its longest path, and what it leaves out.
-
-    `levels` is the number of directories that must be above it, because a link leads up to there.
-    """
+    """A checked directory. `levels` is the number of directories that must be above it, because a link leads there."""
 
     paths: int
     longest: int
