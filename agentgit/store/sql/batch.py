@@ -55,8 +55,6 @@ class Batch:
         self._begin = BEGIN_SNAPSHOT if one_moment else BEGIN
         self._has_begun = False
         self._queued: list[Statement] = []
-        self.created_locks: set[int] = set()
-        """The owners for which this transaction has created the row that writers lock; see `agentgit.store.objects`."""
 
     def add(self, statement: Statement) -> None:
         self._queued.append(statement)
