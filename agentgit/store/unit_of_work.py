@@ -254,7 +254,10 @@ class UnitOfWork:
             self._new_intended = set()
             # Each locks the session against the collection of its values, before anything is read.
             if closing:
-                self.read_session_meta = self._store.sessions.touch(transaction, self._branch)
+                counts_calls = bool(self._intended) and not waiting.calls
+                self.read_session_meta = self._store.sessions.touch(
+                    transaction, self._branch, counts_calls=counts_calls
+                )
             if next(attempts) or not (closing or has_outcomes_alone):
                 self._read_held(transaction)
             self._newest = self._write(transaction, waiting, newest_before)  # `work` may ask for it

@@ -165,6 +165,7 @@ class Journal:
         if first_arrival is None:
             first_arrival = self.next_arrival(transaction, calls[0][0].branch_id)
         rows = [self._call_row(intent, outcome, first_arrival + index) for index, (intent, outcome) in enumerate(calls)]
+        transaction.known_tallies.clear()
         _ADD.run(transaction, *rows)
 
     def add_imported(
@@ -243,12 +244,14 @@ class Journal:
 
     def change(self, transaction: Writing, invocation_id: int, *conditions: Any, **values: Any) -> None:
         """Change columns of an invocation if it meets the conditions, without regard to its status."""
+        transaction.known_tallies.clear()
         update_rows(transaction, TOOL_INVOCATION, TOOL_INVOCATION.c.id == invocation_id, *conditions, **values)
 
     def _change_status(self, transaction: Writing, invocation_id: int, status: str, **values: Any) -> Row[Any]:
         parameters = {"invocation": invocation_id}
         bound = bind_row(TOOL_INVOCATION, {"id": invocation_id, **values}) if transaction.seal is not None else values
         new_parameters = {f"new_{name}": bound[name] for name in values}
+        transaction.known_tallies.clear()
         row = _moving(status, tuple(values)).first(transaction, parameters | new_parameters)
         if row is None:
             rows = self.load_rows(transaction, TOOL_INVOCATION.c.id == invocation_id)
@@ -295,7 +298,9 @@ class Journal:
     # -- reading
 
     def tally(self, transaction: Reading, branch_id: int) -> CallTally:
-        return value_of(CallTally, _SELECT_TALLY.first(transaction, {"branch": branch_id}))
+        known = transaction.known_tallies.get(branch_id)
+        row = known() if known is not None else _SELECT_TALLY.first(transaction, {"branch": branch_id})
+        return value_of(CallTally, row)
 
     def count(self, transaction: Reading, branch_id: int, *, before_batch: int | None) -> int:
         """Count the calls that a branch made itself before a batch; `before_batch=None` counts all."""

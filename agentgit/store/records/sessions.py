@@ -20,7 +20,7 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.rerun import DONE
 from agentgit.sessions.session import IMPORTED, OPEN, RERUN, RUNNING, SIMULATED, idle_status
 from agentgit.store.audit.trail import BRANCH_WITH_SESSION, EPOCH, NAME_COLUMNS, know_names, record_event
-from agentgit.store.records.journal import LAST_SEQ_OF_BRANCH, NEXT_ARRIVAL_OF_BRANCH, TrackPart
+from agentgit.store.records.journal import CALLS, LAST_SEQ_OF_BRANCH, NEXT_ARRIVAL_OF_BRANCH, NEXT_BATCH, TrackPart
 from agentgit.store.records.users import UserStore
 from agentgit.store.sql import process
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
@@ -126,12 +126,14 @@ class SessionStore:
         if not transaction.is_sqlite:
             _LOCK.run(transaction, {"session": session_id})
 
-    def touch(self, transaction: Writing, branch: StoredRow) -> Callable[[], bytes]:
+    def touch(self, transaction: Writing, branch: StoredRow, *, counts_calls: bool = False) -> Callable[[], bytes]:
         """Set the update time of a branch's session, lock it as `lock` does, and return what reads its metadata."""
         session_id = branch.external_session_id
         parameters = {"session": session_id, "branch": branch.id, "now": datetime.now(UTC)}
-        result = _TOUCH.submit(transaction, parameters)
+        result = _TOUCH[counts_calls].submit(transaction, parameters)
         know_names(transaction, branch.id, result.first)
+        if counts_calls:
+            transaction.known_tallies[branch.id] = result.first
         return lambda: bytes(require_row(result.first(), "session", session_id).meta)
 
     # -- branches
@@ -437,7 +439,7 @@ _LOCK_META = CompiledStatement(
     select(BRANCH.c.meta).where(_this_branch).with_for_update(key_share=True)  # SQLite has one writer anyway
 )
 _SET_META = CompiledUpdate(BRANCH, "meta")
-_TOUCH = CompiledStatement(
+_touch = (
     update(SESSION)
     .where(SESSION.c.id == bindparam("session"))
     .values(updated_at=bindparam("now"))
@@ -450,6 +452,11 @@ _TOUCH = CompiledStatement(
         EPOCH,
     )
 )
+_tally = [select(one).select_from(BRANCH).where(_this_branch).scalar_subquery() for one in (CALLS, NEXT_BATCH)]
+_TOUCH = {
+    False: CompiledStatement(_touch),
+    True: CompiledStatement(_touch.returning(_tally[0].label("calls"), _tally[1].label("next_batch"))),
+}
 
 
 class TakenOver(Conflict):

@@ -42,6 +42,8 @@ class Reading:
         self.is_sqlite = self.dialect.name == "sqlite"
         self.new_values: Mapping[int, Any] = {}
         """The values of each owner that readers find before they are inserted; see `agentgit.store.objects.blobs`."""
+        self.known_tallies: dict[int, Callable[[], Any]] = {}
+        """How to read the tallies of branches, until a call changes; see `Journal.tally`."""
 
     @overload
     def execute(self, query: Select[*Ts] | CompoundSelect[*Ts], parameters: Parameters = None) -> CursorResult[*Ts]: ...
