@@ -24,7 +24,7 @@ from agentgit.store.transfer.export import RecordSink, Sink, export
 from agentgit.store.transfer.import_check import check_export
 from agentgit.store.transfer.lines import FORMAT, NAME, LineWriter, with_progress
 from agentgit.store.transfer.redaction import RedactingSink, RedactText, Secrets
-from agentgit.store.transfer.selection import ExportScope, select_rows
+from agentgit.store.transfer.selection import ExportScope, Selection
 from agentgit.store.transfer.summary import TransferSummary
 from agentgit.store.transfer.trajectory import steps
 from agentgit.version import VERSION
@@ -78,7 +78,7 @@ class Exporter(SessionAccess):
 
         def write(transaction: Reading) -> None:
             scope, store = self._export_scope(transaction, branch, checkpoint), self.context.store
-            selection = select_rows(store, transaction, scope)
+            selection = Selection(store, transaction, scope)
             sink: Sink = RecordSink(lines.write)
             if redact:
                 secrets = Secrets(redact if callable(redact) else None)

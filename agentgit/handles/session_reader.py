@@ -31,8 +31,8 @@ from agentgit.sessions.rerun import RerunComparison
 from agentgit.sessions.session import Branches
 from agentgit.sessions.stats import Prices, Stats, Usage, require_prices
 from agentgit.store.maintenance import statistics
-from agentgit.store.queries.folded_trees import FoldChoice
 from agentgit.store.queries.lookup import CheckpointRef
+from agentgit.store.queries.read_models import FoldChoice
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.transfer.redaction import RedactText
 from agentgit.store.transfer.summary import TransferSummary

@@ -18,13 +18,13 @@ from agentgit.handles.retention import wipe
 from agentgit.handles.session_reader import SessionRef, collect_stats
 from agentgit.next_steps import Next
 from agentgit.rollback.crash_recovery import recover_abandoned
-from agentgit.sessions.reports import Checked, OnProgress, ProgressParts, Reclaimed, Rotated
+from agentgit.sessions.reports import Checked, OnProgress, Reclaimed, Rotated
 from agentgit.sessions.stats import Prices, Stats
 from agentgit.store.audit.trail import NO_SESSION, record_event
 from agentgit.store.maintenance import retention as retention_store
 from agentgit.store.maintenance.fsck.check import fsck
 from agentgit.store.maintenance.fsck.reading import HASHES, HEADS, REFERENCES
-from agentgit.store.maintenance.gc import NOTHING_COLLECTED, Collected, collect, count_rows_by_part
+from agentgit.store.maintenance.gc import NOTHING_COLLECTED, Collected, collect
 from agentgit.store.maintenance.key_rotation import Rotation
 from agentgit.store.maintenance.statistics import tokens_of_erased_sessions
 from agentgit.store.sql.ids import is_id
@@ -71,8 +71,8 @@ class Maintenance:
             steps: False to keep what LangGraph saved between the checkpoints, which `get_state_history` returns.
             shrink: False to keep the free space in the database for later data.
             imports: True to also delete what unfinished imports have left.
-            progress: Called with the number of sessions, branches, rows and values that are done, and their total. It
-                is called inside a transaction, so it may read from this database but not write to it.
+            progress: Called with the number of sessions that are done, and their total; to shrink the database counts
+                as one more. It is called inside a transaction, so it may read from this database but not write to it.
 
         Raises:
             NotAllowed: You are not an admin.
@@ -84,25 +84,22 @@ class Maintenance:
         store = self.context.store
         size_before = store.database.size()
         session_ids = self.context.read(retention_store.sessions_with_retention)
-        parts = ProgressParts(
-            progress,
-            self.context.read(lambda c: self._progress_totals(c, session_ids)) if progress is not None else None,
-        )
         damage: list[Corrupt] = []
-        each_session = parts.iterate("sessions", ([session_id] for session_id in session_ids))
-        removed_ids = self._thin_all(each_session, damage, dry_run=dry_run)
+        removed_ids = self._thin_all(session_ids, damage, dry_run=dry_run)
+        owners, problem = self.context.read(list_owners), ""
+        numbers = {owner: number for number, owner in enumerate(owners, 1)}
+
+        def report(done: int) -> None:
+            if progress is not None:
+                progress(done, len(owners) + 1)
 
         def collect_from(transaction: Reading, owner: int) -> Collected:
-            return collect(
-                transaction,
-                store.graphs.blobs.of(owner),
-                imports=imports,
-                steps=steps,
-                ignored_checkpoints=removed_ids if dry_run else (),
-                progress=parts,
-            )
+            ignored_checkpoints = removed_ids if dry_run else ()
+            blobs = store.graphs.blobs.of(owner)
+            found = collect(transaction, blobs, imports=imports, steps=steps, ignored_checkpoints=ignored_checkpoints)
+            report(numbers[owner])
+            return found
 
-        owners, problem = self.context.read(list_owners), ""
         if dry_run:
             snapshot_count = self.context.read(lambda c: len(store.snapshots.find_unused(c, removed_ids)))
             collected = self.context.read(lambda c: sum((collect_from(c, one) for one in owners), NOTHING_COLLECTED))
@@ -120,7 +117,7 @@ class Maintenance:
             wiped = last_erasure if shrink and not problem else last_wiped
             details = {**collected._asdict(), "wiped": wiped}
             self.context.change(lambda c: record_event(c, "gc.done", user_id=self.context.user.id, **details))
-        parts.end()
+        report(len(owners) + 1)
         if damage:  # the data of the other sessions are collected, and erased words are gone
             raise damage[0]
         return Reclaimed(
@@ -139,11 +136,6 @@ class Maintenance:
         erasures, collections = newest(kinds=("session.erased", "user.erased")), newest(kinds=("gc.done",))
         wiped = collections[0].detail.get("wiped") if collections else None
         return erasures[0].id if erasures else None, wiped
-
-    def _progress_totals(self, transaction: Reading, session_ids: Sequence[int]) -> dict[str, int]:
-        """Return the size of each part of a collection for `progress`; shrinking copies all stored values."""
-        part_counts = count_rows_by_part(transaction)
-        return {"sessions": len(session_ids), **part_counts, "space": part_counts["values"]}
 
     def _thin_all(self, session_ids: Iterable[int], damage: list[Corrupt], *, dry_run: bool) -> set[int]:
         """Apply the retention of sessions, and return the ids of the checkpoints that were or would be deleted."""

@@ -463,8 +463,8 @@ class SQLModelSaver(AsyncSaverMethods):
     def _append_if_head(self, graph_key: GraphKey, draft: Draft) -> bool:
         """Append a checkpoint to a known parent on a server, if that is still the newest; return whether it was."""
         store = self.store
-        parent = store.newest_checkpoints.get(graph_key.thread, graph_key.ns, draft.parent_id)
-        if parent is None or self.database.is_sqlite:
+        parent = store.newest_checkpoints.get(graph_key.namespace)
+        if parent is None or parent.key.checkpoint_id != draft.parent_id or self.database.is_sqlite:
             return False
         result = self.database.write(lambda transaction: store.put_after(transaction, parent, graph_key, draft))
         return result.count() == 1

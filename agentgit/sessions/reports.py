@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import datetime
-from typing import Any, TypeAlias, TypeVar
+from typing import Any, TypeAlias
 
 from agentgit.errors import AgentGitError
 
@@ -125,43 +124,8 @@ class ImportReport:
         return {"threads": [report.to_dict() for report in self.threads]}
 
 
-T = TypeVar("T")
-
 OnProgress: TypeAlias = Callable[[int, int], None]
 """A progress callback. It receives the number of items that are done, and the total number."""
-
-
-class ProgressParts:
-    """Reports the progress of work that has several parts.
-
-    Example:
-        >>> told = []
-        >>> parts = ProgressParts(lambda done, total: told.append((done, total)), {"a": 3, "b": 2})
-        >>> list(parts.iterate("a", [[1, 2], [3]])), list(parts.iterate("b", [[4]])), told
-        ([1, 2, 3], [4], [(2, 5), (3, 5), (4, 5)])
-    """
-
-    def __init__(self, progress: OnProgress | None = None, sizes: Mapping[str, int] | None = None) -> None:
-        self._progress = progress
-        self._sizes = dict(sizes or {})
-        self._done: Counter[str] = Counter()
-
-    def iterate(self, name: str, pages: Iterable[Sequence[T]]) -> Iterator[T]:
-        """Yield the items of a part from pages, and report progress after each page. A part may be taken in pieces."""
-        for page in pages:
-            yield from page
-            self._done[name] += len(page)
-            self._report()
-
-    def end(self) -> None:
-        """Report that all parts are done."""
-        self._done.update(self._sizes)
-        self._report()
-
-    def _report(self) -> None:
-        if self._progress is not None:
-            done = sum(min(self._done[name], size) for name, size in self._sizes.items())
-            self._progress(done, sum(self._sizes.values()))
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -216,7 +216,6 @@ class Database:
                 self._pool.dispose()
 
     def is_same(self, other: Database) -> bool:
-        """Return whether both objects use the same database."""
         return self._database_key == other._database_key
 
     def _call_before(self) -> None:

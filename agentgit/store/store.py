@@ -39,8 +39,6 @@ from agentgit.store.threads.pending_writes import NO_WRITES, TaskWrites, waiting
 
 @dataclass(frozen=True, kw_only=True)
 class HeadState:
-    """The current position of a branch."""
-
     checkpoint_state: CheckpointState
     latest: GraphCheckpoint | None
     is_settled: bool
@@ -59,8 +57,6 @@ class HeadState:
 
 
 class Store:
-    """The data."""
-
     def __init__(
         self, database: Database, compression: str = "auto", exclude_metadata: frozenset[str] = frozenset()
     ) -> None:
@@ -94,15 +90,11 @@ class Store:
         store = cls(database, **settings)
         unlock(store.database)
         if not database.is_sqlite:
-            store._begin_epoch_if_restarted()
+            with database.reading() as transaction:
+                is_restarted = store.trail.is_restarted(transaction)
+            if is_restarted:  # after a restore into another server, so that readers of the feed go on
+                database.write(store.trail.begin_epoch)
         return store
-
-    def _begin_epoch_if_restarted(self) -> None:
-        """After a restore into another server, begin a new epoch of the feed, so that its readers go on."""
-        with self.database.reading() as transaction:
-            is_restarted = self.trail.is_restarted(transaction)
-        if is_restarted:
-            self.database.write(self.trail.begin_epoch)
 
     @contextmanager
     def register_owner(self) -> Iterator[str]:

@@ -82,17 +82,13 @@ class UnitOfWork:
     def __init__(self, store: Store, branch: StoredRow, newest: NewestState, world_seq: int) -> None:
         self._store = store
         self._branch = branch
-        self._rows: list[NewRows] = []
-        self._calls: list[RecordedCall] = []
-        self._answers: dict[int, tuple[Intent, Any]] = {}
-        """The calls that run, with what each has used so far of the answers and numbers of its task."""
         self._newest: Mapping[Namespace, GraphCheckpoint | None] = {(branch.thread_id, ""): newest.checkpoint}
         self._interrupts: dict[str, bool] = {}
         """Whether a task of a graph checkpoint has an interrupt, for each one that something was written on top of."""
         if newest.checkpoint is not None and (newest.has_writes or newest.is_interrupted):
             self._interrupts[newest.checkpoint.key.checkpoint_id] = newest.is_interrupted
         store.graphs.owners.add(branch.thread_id, branch.external_session_id)
-        self._create_locks()
+        self.after_fork()
         self._intended: set[int] = set()
         """The calls whose intents are written."""
         self._new_intended: set[int] = set()
@@ -113,17 +109,17 @@ class UnitOfWork:
         process.register_for_fork(self)
         store.database.register_for_close(self)
 
-    def _create_locks(self) -> None:
+    def after_fork(self) -> None:
+        """Begin without rows: those of the parent are written there."""
         self._lock = threading.Lock()
         # Held while rows are written, so that they are written in the order in which they were added.
         self._write_lock = threading.Lock()
         self._writer: int | None = None
         """The thread that holds the lock."""
-
-    def after_fork(self) -> None:
-        """Forget what waits, because the parent writes it."""
-        self._create_locks()
-        self._rows, self._calls, self._answers = [], [], {}
+        self._rows: list[NewRows] = []
+        self._calls: list[RecordedCall] = []
+        self._answers: dict[int, tuple[Intent, Any]] = {}
+        """The calls that run, with what each has used so far of the answers and numbers of its task."""
 
     @property
     def is_waiting(self) -> bool:
@@ -176,7 +172,6 @@ class UnitOfWork:
                 new.draft.encode(name)
 
     def add_call(self, call: RecordedCall) -> None:
-        """Add a call that has ended."""
         with self._lock:
             self._calls.append(call)
             is_full = len(self._calls) >= MAX_CALLS
@@ -192,7 +187,6 @@ class UnitOfWork:
         _flusher.schedule(self)
 
     def flush(self) -> None:
-        """Write what waits."""
         if self.is_waiting:
             self._write_with(None, durable=False, closing=False)
 
@@ -260,7 +254,10 @@ class UnitOfWork:
             self._new_intended = set()
             # Each locks the session against the collection of its values, before anything is read.
             if closing:
-                self.read_session_meta = self._store.sessions.touch(transaction, self._branch)
+                counts_calls = bool(self._intended) and not waiting.calls
+                self.read_session_meta = self._store.sessions.touch(
+                    transaction, self._branch, counts_calls=counts_calls
+                )
             if next(attempts) or not (closing or has_outcomes_alone):
                 self._read_held(transaction)
             self._newest = self._write(transaction, waiting, newest_before)  # `work` may ask for it
@@ -398,99 +395,73 @@ EXIT_SECONDS = 5.0
 
 
 class _Flusher:
-    """The threads of a process that write what has waited long enough. They start when they are first needed."""
+    """Writes what has waited long enough: one thread waits for it, and begins a thread for each write."""
 
     def __init__(self) -> None:
-        self._create_conditions()
-        self._due: dict[UnitOfWork, float] = {}
-        self._writing: dict[UnitOfWork, float] = {}
-        """The units that are being written, each with the time when that began."""
-        self._threads = 0
-        self._idle: dict[threading.Thread, float] = {}
-        """The threads that wait, each with the time when it looks again for what is due."""
+        self.after_fork()
         process.register_for_fork(self)
         atexit.register(self.flush_all)
 
-    def _create_conditions(self) -> None:
+    def after_fork(self) -> None:
+        """Begin without threads and without work, which stay with the parent."""
         self._lock = threading.RLock()
-        """Entered instead of a condition, between whose own `__enter__` and its block Ctrl-C may come."""
-        self._condition, self._written = threading.Condition(self._lock), threading.Condition(self._lock)
-
-    def flush_all(self) -> None:
-        """Write everything that waits now, as far as that takes no longer than `EXIT_SECONDS`."""
-        with self._lock:
-            waiting = {*self._due, *self._writing}
-            self._due = dict.fromkeys(self._due, 0.0)
-            self._wake_thread()
-            if not self._threads:
-                units, self._due = self._due, {}
-                for unit in units:
-                    unit.flush_in_background()
-                return
-
-            def is_written() -> bool:
-                """Forget the units that were written once; their turns may go on to add rows."""
-                waiting.intersection_update(
-                    {unit for unit, due in self._due.items() if due == 0} | self._writing.keys()
-                )
-                return not waiting
-
-            self._written.wait_for(is_written, timeout=EXIT_SECONDS)
+        """Entered instead of the condition, between whose own `__enter__` and its block Ctrl-C may come."""
+        self._condition = threading.Condition(self._lock)
+        self._due: dict[UnitOfWork, float] = {}
+        self._writing: set[UnitOfWork] = set()
+        self._is_running = False
 
     def schedule(self, unit: UnitOfWork, seconds: float = FLUSH_SECONDS) -> None:
         """Flush a unit of work after some seconds, unless it is scheduled already."""
         with self._lock:
-            if self._due.get(unit, inf) <= monotonic() + seconds:
+            at, next_time = monotonic() + seconds, self._next_time()
+            if self._due.get(unit, inf) <= at:
                 return
-            self._due[unit] = monotonic() + seconds
-            self._wake_thread()
+            self._due[unit] = at
+            if self._is_running and at < next_time:
+                self._condition.notify_all()
+            with suppress(RuntimeError):  # a process that ends starts no thread from Python 3.12 on
+                if not self._is_running:
+                    threading.Thread(target=self._run, name="agentgit-flush", daemon=True).start()
+                    self._is_running = True
 
     def _next_time(self) -> float:
-        """Return the time of the next write; infinity if nothing waits. What `flush_all` writes does not wait."""
-        due, newest = min(self._due.values(), default=inf), max(self._writing.values(), default=-inf)
-        return due and max(due, newest + SLOW_SECONDS)
-
-    def _wake_thread(self) -> None:
-        """Let an idle thread look for what is due, unless one does so in time; if all are busy, start one.
-
-        The caller holds the condition.
-        """
-        if self._next_time() >= min(self._idle.values(), default=inf):
-            return
-        if self._idle or self._threads >= MAX_THREADS:
-            self._condition.notify()
-            return
-        thread = threading.Thread(target=self._run, name="agentgit-flush", daemon=True)
-        with suppress(RuntimeError):  # a process that ends starts none from Python 3.12 on; the others go on
-            thread.start()
-            self._threads, self._idle[thread] = self._threads + 1, 0.0
-
-    def after_fork(self) -> None:
-        """Begin without threads and without work, which stay with the parent."""
-        self._create_conditions()
-        self._due, self._writing, self._threads, self._idle = {}, {}, 0, {}
+        """Return the time of the next write; infinity if nothing waits."""
+        return min((due for unit, due in self._due.items() if unit not in self._writing), default=inf)
 
     def _run(self) -> None:
         while True:
-            unit = self._wait_for_due()
-            unit.flush_in_background()
             with self._lock:
-                self._writing.pop(unit, None)
-                self._written.notify_all()
-            del unit  # a thread without work must not keep a turn in memory
+                while (seconds := self._next_time() - monotonic()) > 0:
+                    self._condition.wait(seconds if seconds < inf else None)
+                unit = min(self._due.keys() - self._writing, key=self._due.__getitem__)
+                del self._due[unit]
+                self._writing.add(unit)
+            thread = threading.Thread(target=self._flush, args=[unit], name="agentgit-flush", daemon=True)
+            try:
+                thread.start()
+                thread.join(SLOW_SECONDS if len(self._writing) < MAX_THREADS else None)
+            except RuntimeError:
+                self._flush(unit)
+            del unit, thread  # while nothing is due, no turn may be kept in memory
 
-    def _wait_for_due(self) -> UnitOfWork:
-        thread = threading.current_thread()
+    def _flush(self, unit: UnitOfWork) -> None:
+        unit.flush_in_background()
         with self._lock:
-            while (seconds := (at := self._next_time()) - monotonic()) > 0:
-                self._idle[thread] = at
-                self._condition.wait(seconds if at < inf else None)
-            unit = min(self._due, key=self._due.__getitem__)
-            del self._due[unit]
-            self._writing[unit] = monotonic()
-            self._idle.pop(thread, None)
-            self._wake_thread()  # if this write takes long, the other one goes on
-            return unit
+            self._writing.discard(unit)
+            self._condition.notify_all()
+
+    def flush_all(self) -> None:
+        """Write everything that waits now, as far as that takes no longer than `EXIT_SECONDS`."""
+        with self._lock:
+            self._due = dict.fromkeys(self._due, 0.0)
+            self._condition.notify_all()
+            if self._is_running:
+                # A turn that goes on may add rows, which are due later.
+                self._condition.wait_for(lambda: not self._writing and 0.0 not in self._due.values(), EXIT_SECONDS)
+            else:
+                for unit in [*self._due]:
+                    unit.flush_in_background()
 
 
 _flusher = _Flusher()

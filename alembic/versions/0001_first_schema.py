@@ -1,6 +1,6 @@
 """The first schema. Until it is released, who edits it gives it another revision, so that older drafts are refused.
 
-Revision ID: 0001d
+Revision ID: 0001e
 Revises:
 """
 
@@ -12,7 +12,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable, DropConstraint
 
-revision = "0001d"
+revision = "0001e"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -379,6 +379,12 @@ def _triggers_of_postgresql():
 
 # -- there and back
 
+FAMILY_LOCKS = """
+INSERT INTO blob (external_session_id, hash, type, codec, size, data)
+SELECT -number, sha256('list\\000'), 'list', 0, 0, '\\x00' FROM generate_series(1, 64) AS number
+"""
+"""The empty lists that writers to threads without a session lock."""
+
 
 def _add_local_owner():
     """Add the user who opens the database without a name. Its id is made as all ids are: of the time."""
@@ -410,6 +416,7 @@ def upgrade() -> None:
             "CREATE INDEX ix_search_text_words ON search_text USING gin (words) WITH (gin_pending_list_limit=256)"
         )
         _triggers_of_postgresql()
+        op.execute(FAMILY_LOCKS)
     else:
         op.execute("CREATE VIRTUAL TABLE search_words USING fts5(words, content='', columnsize=0, tokenize='ascii')")
         _triggers_of_sqlite()

@@ -56,7 +56,7 @@ def test_equal_values_are_stored_once_per_session(database):
     for blobs in (values_of(), values_of(), values_of(SESSION + 1)):
         database.write(lambda transaction, blobs=blobs: put_all(blobs, transaction, leaves(["a", "b", "a"])))
     with database.reading() as transaction:
-        assert transaction.execute(select(func.count()).select_from(BLOB)).scalar() == 4
+        assert transaction.execute(select(func.count()).where(BLOB.c.external_session_id > 0)).scalar() == 4
 
 
 edits = st.lists(
@@ -104,7 +104,7 @@ def test_a_long_list_chain_is_written_in_full_at_intervals(database):
         (base,) = database.write(lambda transaction, at=(items, base): writer.put(transaction, [at]))
     with database.reading() as transaction:
         assert values_of().item_hashes(transaction, base) == tuple(item.hash for item in items)
-        full = select(func.count()).where(BLOB.c.type == LIST, func.substr(BLOB.c.data, 1, 1) == b"\0")
+        full = select(func.count()).where(BLOB.c.size > 0, BLOB.c.type == LIST, func.substr(BLOB.c.data, 1, 1) == b"\0")
         assert 5 <= transaction.execute(full).scalar() <= 8
 
 

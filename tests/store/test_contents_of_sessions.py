@@ -29,7 +29,9 @@ def owners(repo, table=BLOB):
     """Count the rows of a table by the session or the family that owns them, without locks."""
     query = select(table.c.external_session_id, func.count()).group_by(table.c.external_session_id)
     with backend.reading(repo) as transaction:
-        rows = transaction.execute(query.where(table.c.type != "lock") if table is BLOB else query)
+        rows = transaction.execute(
+            query.where(~table.c.external_session_id.between(-64, -1)) if table is BLOB else query
+        )
         return dict(rows.all())
 
 

@@ -19,9 +19,9 @@ from agentgit import Corrupt, Keyring
 from agentgit.cli.app import app
 from agentgit.demo import EFFECTS, build
 from agentgit.store.objects.blobs import BlobStore
-from agentgit.store.sql.encrypted_columns import raw_table, sealed_columns
+from agentgit.store.records.encryption_keys import raw_table, sealed_columns
+from agentgit.store.sql.rows import update_rows
 from agentgit.store.sql.tables import LIST, METADATA
-from agentgit.store.sql.writes import update_rows
 
 NESTED = b"[" * 100_000
 SQLITE = [

@@ -24,7 +24,7 @@ import agentgit
 from agentgit import Corrupt, InvalidInput, SQLModelSaver, Workspace
 from agentgit.store.objects.blobs import leaf, list_hash, pack, unpack
 from agentgit.store.threads.graph_rows import hash_state
-from agentgit.store.transfer import file_trees, lines, unpacked_sizes
+from agentgit.store.transfer import file_trees, lines
 from agentgit.store.transfer.import_ import import_session
 from agentgit.store.transfer.import_check import check_export
 from agentgit.store.transfer.json_shapes import MAX_COUNT, encode_bytes
@@ -549,7 +549,7 @@ def set_channels(state, channels):
 
 @pytest.mark.parametrize("where", ["a list", "a record", "a state"])
 def test_a_value_referenced_too_often_is_refused(exports, target, monkeypatch, where):
-    monkeypatch.setattr(unpacked_sizes, "UNPACKED_BYTES_ALLOWED", 200_000)
+    monkeypatch.setattr(file_trees, "UNPACKED_BYTES_ALLOWED", 200_000)
     large = value("json", json.dumps("x" * 100_000).encode())
     key = bytes.fromhex(large["hash"])
     made = [large]
@@ -572,8 +572,8 @@ def test_a_value_referenced_too_often_is_refused(exports, target, monkeypatch, w
 
 
 def test_a_tree_that_unpacks_to_too_much_is_refused(exports, target, monkeypatch):
-    monkeypatch.setattr(unpacked_sizes, "UNPACKED_BYTES_ALLOWED", 1_000_000)
-    monkeypatch.setattr(unpacked_sizes, "MAX_UNPACK_RATIO", 3)
+    monkeypatch.setattr(file_trees, "UNPACKED_BYTES_ALLOWED", 1_000_000)
+    monkeypatch.setattr(file_trees, "MAX_UNPACK_RATIO", 3)
 
     def bomb(found):
         large = next(one["id"] for one in of(found, "file") if one["size"] > 200_000)

@@ -15,8 +15,8 @@ from agentgit.errors import Corrupt, InvalidInput, KeyMissing, Unavailable
 from agentgit.store.maintenance.key_rotation import Rotation
 from agentgit.store.objects.blobs import BlobStore, leaf
 from agentgit.store.objects.content import Content
+from agentgit.store.records.encryption_keys import raw_table
 from agentgit.store.sql import encryption
-from agentgit.store.sql.encrypted_columns import raw_table
 from agentgit.store.sql.encryption import ENVIRONMENT, MAGIC
 
 MARK = "zebrafish"

@@ -12,7 +12,7 @@ from agentgit import Keyring
 from agentgit.errors import Corrupt, InvalidInput, KeyMissing
 from agentgit.store.database import Database
 from agentgit.store.objects.blobs import leaf
-from agentgit.store.sql.encrypted_columns import raw_table
+from agentgit.store.records.encryption_keys import raw_table
 from agentgit.store.sql.encryption import Seal, parse_key_name
 from agentgit.store.sql.tables import ENCRYPTION_KEY, LIST
 

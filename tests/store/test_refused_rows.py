@@ -12,7 +12,7 @@ from sqlalchemy.types import TypeDecorator
 import agentgit
 from agentgit.errors import AgentGitError
 from agentgit.store.sql.columns import Flag, UTCDateTime
-from agentgit.store.sql.tables import METADATA
+from agentgit.store.sql.tables import BLOB, METADATA
 
 TABLES = [table for table in METADATA.sorted_tables if table.name != "event"]  # its triggers refuse every change
 
@@ -166,7 +166,9 @@ def test_a_value_of_another_type_is_refused(lived):
 def test_a_session_goes_with_all_its_rows_in_one_statement(lived):
     lived.session("s").delete(force=True)
     with backend.reading(lived) as transaction:
-        left = {table.name for table in METADATA.sorted_tables if transaction.execute(select(table).limit(1)).first()}
+        queries = {table: select(table).limit(1) for table in METADATA.sorted_tables}
+        queries[BLOB] = queries[BLOB].where(BLOB.c.size > 0)  # not the rows that writers to other threads lock
+        left = {table.name for table, query in queries.items() if transaction.execute(query).first()}
     assert left == {"user", "api_key", "event"}
 
 

@@ -6,8 +6,8 @@ import sent_statements
 from sqlalchemy import func, select
 
 from agentgit.store.sql.compiled_statement import CompiledStatement
+from agentgit.store.sql.rows import update_rows
 from agentgit.store.sql.tables import BRANCH
-from agentgit.store.sql.writes import update_rows
 
 on_postgresql = pytest.mark.parametrize("database", ["postgresql"], indirect=True)
 

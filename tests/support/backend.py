@@ -15,10 +15,10 @@ from sqlalchemy import URL, Connection, NullPool, Table, create_engine, event, s
 import agentgit
 from agentgit import ToolInvocation
 from agentgit.store.database import Database
+from agentgit.store.records.encryption_keys import raw_table
 from agentgit.store.records.journal import WITH_BRANCH, CallOutcome, Intent
 from agentgit.store.schema import migrations, schema
 from agentgit.store.sql import ids
-from agentgit.store.sql.encrypted_columns import raw_table
 from agentgit.store.sql.tables import METADATA
 
 T = TypeVar("T")

@@ -33,6 +33,7 @@ def put(database: Database, rows: Rows) -> None:
         return
     with database.engine.begin() as connection:
         connection.exec_driver_sql("SET LOCAL session_replication_role = replica")  # triggers ran in the source
+        connection.exec_driver_sql("DELETE FROM blob")  # what writers to threads without a session lock is in the copy
         cursor: Any = connection.connection.cursor()
         for name, data in rows.items():
             with cursor.copy(f'COPY "{name}" FROM STDIN (FORMAT binary)') as copy:

@@ -112,7 +112,7 @@ ERASE_LAST_ADMIN = Point("store.maintenance.erasure", "_lock_and_measure")
 END_SHARED_LINKS = Point("store.records.session_access", "delete")
 THIN_OUT = Point("repository.maintenance", "Maintenance._thin_all")
 WRITE_EVENT = Point("store.audit.trail", "_row")
-GRANT_RIGHTS = Point("store.schema.roles", "grant_rights")
+GRANT_RIGHTS = Point("store.schema.schema", "grant_rights")
 
 # -- files
 

@@ -7,7 +7,6 @@ from langgraph.checkpoint.base.id import uuid6
 from sqlalchemy import func, select
 
 from agentgit.store.sql.tables import BLOB
-from agentgit.store.threads.append_if_head import NewestCheckpoints
 
 
 @dataclasses.dataclass
@@ -44,7 +43,9 @@ def total(state, writes):
 def count(database, table):
     query = select(func.count()).select_from(table)
     with database.reading() as transaction:
-        return transaction.execute(query.where(table.c.type != "lock") if table.name == "blob" else query).scalar()
+        return transaction.execute(
+            query.where(~table.c.external_session_id.between(-64, -1)) if table.name == "blob" else query
+        ).scalar()
 
 
 def blob_bytes(database):
@@ -58,7 +59,7 @@ def work_in_next_put(saver, work):
     It receives the id of the checkpoint, and True if the transaction can read it.
     """
     store, put = saver.store, saver.store.put
-    saver.store.newest_checkpoints = NewestCheckpoints()  # so that the put reads first
+    saver.store.newest_checkpoints.after_fork()  # so that the put reads first
 
     def put_and_work(transaction, new):
         del store.put

@@ -29,12 +29,10 @@ class Callbacks:
         return subscription
 
     def remove(self, subscription: Subscription) -> None:
-        """Remove a subscription, so that it receives no more events."""
         with suppress(ValueError):
             self.subscriptions.remove(subscription)
 
     def call(self, events: Sequence[Event]) -> None:
-        """Call the callbacks with the events of a transaction that was committed."""
         for event in events:
             for subscription in tuple(self.subscriptions):
                 # In a context of its own, because the callback is no part of the turn or the verb that has committed.

@@ -161,7 +161,6 @@ def of_session(session_id: int) -> Scope:
 
 
 def of_user(user_id: int, shared: Collection[int]) -> Scope:
-    """Return the scope of the events of a user's own sessions and of those that are shared with the user."""
     own = EVENT.c.owner_id == user_id
     return (own, EVENT.c.external_session_id.in_(shared)) if shared else (own,)
 

@@ -78,7 +78,6 @@ def require_idle(store: Store, transaction: Writing, session_id: int) -> None:
 
 
 def erase_session(store: Store, transaction: Writing, session_id: int, user_id: int | None) -> ErasedData:
-    """Erase a session: its rows in all tables, its values, its events and its search words."""
     value_bytes = _lock_and_measure(store, transaction, [session_id])
     row_counts = _delete_session(store, transaction, session_id, user_id)
     return _finish_erasure(transaction, row_counts, value_bytes)

@@ -31,7 +31,6 @@ from sqlalchemy import bindparam, delete, exists, func, select, update
 
 from agentgit.errors import Corrupt
 from agentgit.next_steps import Next
-from agentgit.sessions.reports import ProgressParts
 from agentgit.sessions.session import OPEN
 from agentgit.store.objects.blobs import FULL, RECORD, Blobs, base_hash, unpack
 from agentgit.store.objects.content import verify_lists
@@ -39,9 +38,9 @@ from agentgit.store.objects.packing import CHUNKED, split_hashes
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import PlainBytes
+from agentgit.store.sql.rows import CompiledUpdate
 from agentgit.store.sql.tables import BLOB, BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, GRAPH_WRITE, LIST
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import CompiledUpdate
 from agentgit.store.threads import pending_writes, staging
 from agentgit.store.threads.graph_rows import (
     DELETE_WRITES,
@@ -76,14 +75,10 @@ class UnusedSteps(NamedTuple):
 
 
 def find_unused_steps(
-    transaction: Reading,
-    session_id: int,
-    ignored_checkpoints: Collection[int],
-    progress: ProgressParts,
+    transaction: Reading, session_id: int, ignored_checkpoints: Collection[int]
 ) -> Iterator[UnusedSteps]:
     """Find the steps of a session that nothing needs, one branch at a time."""
-    open_branches = transaction.execute(_OPEN_BRANCHES, {"session": session_id}).all()
-    for branch in progress.iterate("branches", ([one] for one in open_branches)):
+    for branch in transaction.execute(_OPEN_BRANCHES, {"session": session_id}).all():
         rows = _CHECKPOINT_STEPS.all(transaction, {"branch": branch.id})
         referenced_ids = {row.graph_checkpoint_id for row in rows if row.id not in ignored_checkpoints}
         if referenced_ids and IMPORTED_FROM_KEY not in as_object(branch.meta):
@@ -228,10 +223,8 @@ def collect(
     imports: bool = False,
     steps: bool = False,
     ignored_checkpoints: Collection[int] = (),
-    progress: ProgressParts | None = None,
 ) -> Collected:
     """Delete the values and steps of a session that nothing needs; in a transaction that only reads, count them."""
-    progress = progress or ProgressParts()
     writing = transaction if isinstance(transaction, Writing) else None
     if writing:
         blobs.lock(writing)
@@ -240,27 +233,30 @@ def collect(
         for thread in staged_threads:
             delete_thread(writing, thread)
     step_count, ignored_keys = 0, set[GraphKey]()
-    unused_steps = find_unused_steps(transaction, blobs.session_id, ignored_checkpoints, progress) if steps else ()
+    unused_steps = find_unused_steps(transaction, blobs.session_id, ignored_checkpoints) if steps else ()
     for unused in unused_steps:
         step_count += len(unused.graph_keys)
         if writing:
             delete_unused_steps(writing, unused)
         else:
             ignored_keys.update(unused.graph_keys)
-    orphans = [key for key in _find_orphan_writes(transaction, blobs) if _is_old(key.checkpoint_id)]
+    has_checkpoint = exists().where(*(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY_COLUMNS))
+    query = select(*_key_columns(GRAPH_WRITE)).where(_is_of_owner(GRAPH_WRITE, blobs), ~has_checkpoint).distinct()
+    orphans = [one for row in transaction.execute(query) if _is_old((one := GraphKey(*row)).checkpoint_id)]
     ignored_keys.update(orphans)
-    if writing:
-        _delete_writes(writing, orphans)
+    if writing and orphans:
+        DELETE_WRITES.run(writing, *(key.columns() for key in orphans))
     live, lists = find_live_values(
-        transaction, blobs, lambda graph_key: graph_key.thread in staged_threads or graph_key in ignored_keys, progress
+        transaction, blobs, lambda graph_key: graph_key.thread in staged_threads or graph_key in ignored_keys
     )
     rewritten_lists = [key for key, base in lists.items() if base is not None and base not in lists]
     if writing:
         for key in rewritten_lists:
             _write_in_full(writing, blobs, key)
-    unused_values = [
-        row for row in progress.iterate("values", _read_value_sizes(transaction, blobs)) if row[0] not in live
-    ]
+    sizes = CompiledStatement(
+        select(BLOB.c.hash, func.length(BLOB.c.data).label("size")).where(_is_of_owner(BLOB, blobs))
+    )
+    unused_values = [row for page in sizes.pages(transaction, raw=True) for row in page if row[0] not in live]
     if writing:
         _delete_values(writing, blobs, [key for key, _ in unused_values])
     return Collected(
@@ -268,45 +264,25 @@ def collect(
     )
 
 
-def count_rows_by_part(transaction: Reading) -> dict[str, int]:
-    """Count the rows that a collection reads, by the parts in which it reports progress."""
-    rows = {
-        "branches": select(BRANCH.c.id),
-        "graph_checkpoint": select(GRAPH_CHECKPOINT.c.thread_id),
-        "graph_write": select(GRAPH_WRITE.c.thread_id),
-        "lists": select(BLOB.c.hash).where(BLOB.c.type == LIST),
-        "values": select(BLOB.c.hash),
-    }
-    return {
-        name: int(transaction.execute(query.with_only_columns(func.count(), maintain_column_froms=True)).scalar_one())
-        for name, query in rows.items()
-    }
-
-
 def find_live_values(
-    transaction: Reading, blobs: Blobs, is_ignored: Callable[[GraphKey], bool], progress: ProgressParts | None = None
+    transaction: Reading, blobs: Blobs, is_ignored: Callable[[GraphKey], bool]
 ) -> tuple[set[bytes], dict[bytes, bytes | None]]:
     """Find the hashes of the values that a session refers to, and of each list the one that it continues, or None."""
-    progress = progress or ProgressParts()
-    live = set(_find_referenced_hashes(transaction, blobs, is_ignored, progress))
+    live = set(_find_referenced_hashes(transaction, blobs, is_ignored))
     live.update(_load_record_parts(transaction, blobs, live))
-    lists = _load_lists(transaction, blobs, live)
-    for verified_list in progress.iterate("lists", ([one] for one in verify_lists(transaction, blobs, lists))):
+    query = select(BLOB.c.hash, BLOB.c.data).where(_is_of_owner(BLOB, blobs))
+    lists = {key: data for key, data in transaction.execute(query.where(BLOB.c.type == LIST)) if key in live}
+    for verified_list in verify_lists(transaction, blobs, lists):
         if verified_list.problem:
             raise blobs.damaged(verified_list.key, "is a damaged list")
         live.update(split_hashes(verified_list.items))
-    live.update(_list_chunks(transaction, blobs, live))
+    chunked = [data for key, data in transaction.execute(query.where(BLOB.c.codec == CHUNKED)) if key in live]
+    live.update(chunk for data in chunked for chunk in split_hashes(data))
     return live, {key: base_hash(data) for key, data in lists.items()}
 
 
 def _is_of_owner(table: Any, blobs: Blobs) -> Any:
     return table.c.external_session_id == blobs.session_id
-
-
-def _find_orphan_writes(transaction: Reading, blobs: Blobs) -> list[GraphKey]:
-    has_checkpoint = exists().where(*(GRAPH_CHECKPOINT.c[name] == GRAPH_WRITE.c[name] for name in KEY_COLUMNS))
-    query = select(*_key_columns(GRAPH_WRITE)).where(_is_of_owner(GRAPH_WRITE, blobs), ~has_checkpoint).distinct()
-    return [GraphKey(*row) for row in transaction.execute(query)]
 
 
 def _key_columns(table: Any) -> list[Any]:
@@ -325,14 +301,8 @@ def _is_old(checkpoint_id: str) -> bool:
     return (uuid_ticks - UUID6_EPOCH) / 1e7 < time.time() - ORPHAN_GRACE_SECONDS
 
 
-def _delete_writes(transaction: Writing, keys: Iterable[GraphKey]) -> None:
-    for key in keys:
-        conditions = (column == value for column, value in zip(_key_columns(GRAPH_WRITE), key, strict=True))
-        transaction.execute(delete(GRAPH_WRITE).where(*conditions))
-
-
 def _find_referenced_hashes(
-    transaction: Reading, blobs: Blobs, is_ignored: Callable[[GraphKey], bool], progress: ProgressParts
+    transaction: Reading, blobs: Blobs, is_ignored: Callable[[GraphKey], bool]
 ) -> Iterator[bytes]:
     # First those that checkpoints keep: a turn can replace a pending write only after the checkpoint is stored.
     for page in _WITH_PENDING_WRITES.pages(transaction, {"session": blobs.session_id}):
@@ -344,7 +314,7 @@ def _find_referenced_hashes(
         (GRAPH_WRITE, GRAPH_WRITE.c.value, split_hashes),
     ):
         query = CompiledStatement(select(*_key_columns(table), hash_column).where(_is_of_owner(table, blobs)))
-        for *key, data in progress.iterate(table.name, query.pages(transaction)):
+        for *key, data in (row for page in query.pages(transaction) for row in page):
             if not is_ignored(GraphKey(*key)):
                 yield from _parse_hashes(parse, data, table.name, *key)
 
@@ -383,25 +353,9 @@ def _load_record_parts(transaction: Reading, blobs: Blobs, live: Container[bytes
             yield from _parse_hashes(_named_hashes, value.data, BLOB.name, key.hex())
 
 
-def _load_lists(transaction: Reading, blobs: Blobs, live: Container[bytes]) -> dict[bytes, bytes]:
-    """Read the live lists as stored, by hash."""
-    query = select(BLOB.c.hash, BLOB.c.data).where(_is_of_owner(BLOB, blobs), BLOB.c.type == LIST)
-    return {key: data for key, data in transaction.execute(query) if key in live}
-
-
-def _list_chunks(transaction: Reading, blobs: Blobs, live: Container[bytes]) -> list[bytes]:
-    query = select(BLOB.c.hash, BLOB.c.data).where(_is_of_owner(BLOB, blobs), BLOB.c.codec == CHUNKED)
-    return [chunk for key, data in transaction.execute(query) if key in live for chunk in split_hashes(data)]
-
-
 def _write_in_full(transaction: Writing, blobs: Blobs, key: bytes) -> None:
     data = FULL + b"".join(blobs.item_hashes(transaction, key))
     transaction.execute(update(BLOB).where(_is_of_owner(BLOB, blobs), BLOB.c.hash == key).values(data=PlainBytes(data)))
-
-
-def _read_value_sizes(transaction: Reading, blobs: Blobs) -> Iterable[Sequence[tuple[bytes, int]]]:
-    query = select(BLOB.c.hash, func.length(BLOB.c.data).label("size")).where(_is_of_owner(BLOB, blobs))
-    return CompiledStatement(query).pages(transaction, raw=True)
 
 
 def _delete_values(transaction: Writing, blobs: Blobs, keys: list[bytes]) -> None:

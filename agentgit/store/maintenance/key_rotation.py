@@ -15,16 +15,18 @@ from sqlalchemy import and_, func, literal, select, tuple_, update
 from agentgit.sessions.reports import Rotated
 from agentgit.store.audit.trail import record_event
 from agentgit.store.database import Database
-from agentgit.store.records.encryption_keys import registered_proofs, unregister_key, write_proofs
-from agentgit.store.search.index import delete_words
-from agentgit.store.sql.columns import row_key
-from agentgit.store.sql.encrypted_columns import (
+from agentgit.store.records.encryption_keys import (
     count_values_by_key,
     encrypted_rows,
     key_name_of,
     raw_table,
+    registered_proofs,
     sealed_columns,
+    unregister_key,
+    write_proofs,
 )
+from agentgit.store.search.index import delete_words
+from agentgit.store.sql.columns import row_key
 from agentgit.store.sql.encryption import (
     Seal,
     decode_text,

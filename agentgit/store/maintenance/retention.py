@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
@@ -18,9 +18,9 @@ from agentgit.store.records.checkpoints import merge_source_id
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
+from agentgit.store.sql.rows import CompiledUpdate
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, OPERATION, SESSION, TOOL_INVOCATION
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import CompiledUpdate
 from agentgit.store.store import Store
 from agentgit.store.threads.pending_writes import waiting
 from agentgit.values import UNREADABLE, as_object, to_json
@@ -155,9 +155,10 @@ def _find_reasons(
     for branch in branches.values():
         if end_id := mark_of(branch).get("end"):
             reasons[end_id] = f"the exploration on branch {branch.name} ends there"
-    for row, source_id in _find_merges(transaction, branches):
-        reasons[row.id] = "it is a merge, and the next merge continues from it"
-        reasons[source_id] = f"{branches[row.internal_session_id].name}#{row.number} was merged from it"
+    for row in (row for part in slices([*branches]) for row in transaction.execute(_WITH_DATA, {"branches": part})):
+        if (source_id := merge_source_id(row.data)) is not None:
+            reasons[row.id] = "it is a merge, and the next merge continues from it"
+            reasons[source_id] = f"{branches[row.internal_session_id].name}#{row.number} was merged from it"
     target_ids = transaction.execute(_TARGETS, parameters).scalars()
     reasons.update((id, "it is the target of a rollback or a fork") for id in target_ids)
     reasons.update((row.id, "a branch begins with it") for row in rows if row.kind == "branch")
@@ -187,15 +188,6 @@ def _find_before_unresolved(
             last_row = max(earlier_rows, key=lambda row: row.number)
             reasons[last_row.id] = f"it is the last checkpoint before {call.tool_name}, which is {call.status}"
     return reasons
-
-
-def _find_merges(transaction: Reading, branches: Mapping[int, StoredRow]) -> Iterator[tuple[StoredRow, int]]:
-    """Yield the checkpoints that a merge made, each with the id of the checkpoint that was merged."""
-    for part in slices(list(branches)):
-        for row in transaction.execute(_WITH_DATA, {"branches": part}):
-            source_id = merge_source_id(row.data)
-            if source_id is not None:
-                yield row, source_id
 
 
 _branch_conditions = BRANCH.c.external_session_id == bindparam("session")

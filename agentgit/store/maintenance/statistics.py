@@ -36,10 +36,6 @@ BRANCH_COLUMNS = {
 """The columns that count for the size of a branch."""
 
 
-def total_length(columns: Sequence[Any]) -> Any:
-    return reduce(add, (func.coalesce(func.length(column), 0) for column in columns))
-
-
 def count_figures(
     transaction: Reading, store: Store, sessions: Sequence[ExternalSession], branches: Sequence[StoredRow]
 ) -> list[BranchFigures]:
@@ -169,7 +165,8 @@ _VALUE_SIZES = select(BLOB.c.hash, func.length(BLOB.c.data)).where(BLOB.c.extern
 
 
 def _size_query(key: Any, columns: Sequence[Any]) -> Any:
-    return select(func.sum(total_length(columns)).label("bytes")).where(key.in_(_branch_ids))
+    length = reduce(add, (func.coalesce(func.length(column), 0) for column in columns))
+    return select(func.sum(length).label("bytes")).where(key.in_(_branch_ids))
 
 
 _THREAD_SIZES = [_size_query(table.c.thread_id, columns) for table, columns in THREAD_COLUMNS.items()]

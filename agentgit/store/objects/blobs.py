@@ -24,7 +24,7 @@ from io import BytesIO
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import orjson
-from sqlalchemy import bindparam, case, cast, false, func, null, or_, select
+from sqlalchemy import bindparam, case, cast, func, null, or_, select
 from sqlalchemy.dialects import postgresql, sqlite
 
 from agentgit.errors import Corrupt
@@ -117,7 +117,6 @@ def pack(hashes_by_name: Mapping[str, bytes]) -> bytes:
 
 
 def unpack(data: bytes) -> dict[str, bytes]:
-    """Parse the bytes that `pack` returned."""
     try:
         (count,) = _count_struct.unpack_from(data)
         end = _count_struct.size + count * HASH_BYTES
@@ -149,10 +148,9 @@ def readable(transaction: Reading, values_by_owner: Mapping[int, NewValues]) -> 
 _NOTHING_NEW = NewValues()
 
 FAMILY_LOCKS = 64
-"""The number of rows that writers to families lock on a server. Each is for the families of one remainder."""
+"""The number of rows that writers to families lock on a server. Each is for the families of one remainder.
 
-FAMILY_LOCK = leaf("lock", b"")
-"""The value of these rows. Nothing refers to it. The rows are never deleted, so a process looks for each only once."""
+They are empty lists, which the first migration adds. Nothing refers to them, and nothing deletes them."""
 
 
 def family_of(thread: str) -> int:
@@ -169,11 +167,8 @@ class BlobStore:
         # still stored.
         self.leaves: LRUCache[bytes, Leaf] = LRUCache(CACHED_BYTES, lambda value: len(value.data) + 256)
         self.lists: LRUCache[bytes, Items] = LRUCache(CACHED_ITEMS, lambda items: len(items.hashes) + 16)
-        self.known_locks: set[int] = set()
-        """The owners of the rows with `FAMILY_LOCK` that were found in the database."""
 
     def of(self, session_id: int) -> Blobs:
-        """Return the values of one session, or of a family of threads."""
         return Blobs(self, session_id)
 
 
@@ -191,35 +186,17 @@ class Blobs:
         Each writer calls it, or locks the session in another way, before it reads what is stored. No-op on SQLite,
         which has only one writer.
         """
-        if transaction.is_sqlite:
-            return
-        if self.session_id > 0:
-            _PROTECT_SESSION.run(transaction, self._parameters())
-            return
-        parameters = {"session": self._lock_owner, "lock": FAMILY_LOCK.hash}
-        if self._lock_owner in self.store.known_locks:
-            _PROTECT_FAMILY.run(transaction, parameters)
-            return
-        batch = transaction.batch
-        created_locks = batch.created_locks if batch is not None else set()
-        if _PROTECT_FAMILY.first(transaction, parameters) is None:
-            created_locks.add(self._lock_owner)
-            self.lock(transaction)
-        elif self._lock_owner not in created_locks:  # it stays, whatever becomes of this transaction
-            self.store.known_locks.add(self._lock_owner)
+        self._lock_row(transaction, _PROTECT)
 
     def lock(self, transaction: Writing) -> None:
         """Wait for the writers of the session, and lock out others until the transaction ends. No-op on SQLite."""
-        if transaction.is_sqlite:
-            return
-        if self.session_id > 0:
-            _LOCK_SESSION.run(transaction, self._parameters())
-        else:
-            _LOCK_FAMILY.run(transaction, self._pack_row(FAMILY_LOCK) | {"external_session_id": self._lock_owner})
+        self._lock_row(transaction, _LOCK)
 
-    @property
-    def _lock_owner(self) -> int:
-        return -1 - self.session_id % FAMILY_LOCKS
+    def _lock_row(self, transaction: Writing, statements: Mapping[bool, CompiledStatement]) -> None:
+        is_session = self.session_id > 0
+        if not transaction.is_sqlite:
+            lock_owner = self.session_id if is_session else -1 - self.session_id % FAMILY_LOCKS
+            statements[is_session].run(transaction, {"session": lock_owner})
 
     def _parameters(self, **more: Any) -> dict[str, Any]:
         return {"session": self.session_id, **more}
@@ -368,7 +345,6 @@ class Blobs:
         return value
 
     def _read_chunked(self, transaction: Reading, large_key: bytes, joined_hashes: bytes) -> bytes:
-        """Read a large value, a few chunks at a time."""
         chunk_hashes, buffer = split_hashes(joined_hashes), BytesIO()
         for part in slices(chunk_hashes, CHUNKS_AT_ONCE):
             parameters = self._parameters(hashes=part)
@@ -507,19 +483,15 @@ _has_references = or_(BLOB.c.type == LIST, BLOB.c.type == RECORD, BLOB.c.codec =
 _REFERENCES = select(
     BLOB.c.hash, BLOB.c.type, BLOB.c.codec, case((_has_references, BLOB.c.data), else_=null()).label("data")
 ).where(*_is_any_blob)
-_session = select(SESSION.c.id).where(SESSION.c.id == bindparam("session"))
-_PROTECT_SESSION = CompiledStatement(_session.with_for_update(read=True, key_share=True))
-_LOCK_SESSION = CompiledStatement(_session.with_for_update())
-_PROTECT_FAMILY = CompiledStatement(
-    select(BLOB.c.size).where(_is_of_session, BLOB.c.hash == bindparam("lock")).with_for_update(read=True)
-)
-_new_lock = postgresql.insert(BLOB)
-# PostgreSQL locks the row that is there before it looks at the condition.
-_LOCK_FAMILY = CompiledStatement(
-    _new_lock.on_conflict_do_update(
-        index_elements=list(BLOB.primary_key), set_={"size": _new_lock.excluded.size}, where=false()
-    )
-)
+_LOCKED_ROWS = {
+    True: select(SESSION.c.id).where(SESSION.c.id == bindparam("session")),
+    False: select(BLOB.c.size).where(_is_of_session, BLOB.c.hash == EMPTY),
+}
+"""The row that is locked for the values of a session (True), and of a family of threads (False)."""
+_PROTECT = {
+    kind: CompiledStatement(row.with_for_update(read=True, key_share=True)) for kind, row in _LOCKED_ROWS.items()
+}
+_LOCK = {kind: CompiledStatement(row.with_for_update()) for kind, row in _LOCKED_ROWS.items()}
 
 
 def _copy_query(dialect: Any) -> Any:

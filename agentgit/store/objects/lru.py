@@ -17,17 +17,16 @@ class LRUCache(Generic[K, T]):
 
     def __init__(self, limit: int, weigh: Callable[[T], int] | None = None) -> None:
         self._limit, self._weigh = limit, weigh
-        # Two generations: the values used since the last change of generations, and those used in the one before. A
-        # lookup in the young one moves nothing, which matters because a turn looks up thousands of values.
-        self._young: dict[K, T] = {}
-        self._old: dict[K, T] = {}
-        self._total = 0
-        self._lock = threading.Lock()
+        self.after_fork()
         process.register_for_fork(self)
 
     def after_fork(self) -> None:
         """Clear the cache in the child process, because a thread of the parent may have been changing it."""
-        self._young, self._old, self._total, self._lock = {}, {}, 0, threading.Lock()
+        # Two generations: the values used since the last change of generations, and those used in the one before. A
+        # lookup in the young one moves nothing, which matters because a turn looks up thousands of values.
+        self._young: dict[K, T] = {}
+        self._old: dict[K, T] = {}
+        self._total, self._lock = 0, threading.Lock()
 
     def get(self, key: K) -> T | None:
         value = self._young.get(key)

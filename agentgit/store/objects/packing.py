@@ -43,8 +43,6 @@ class _Zstd(threading.local):
 
 
 class Compression:
-    """Compresses new values."""
-
     def __init__(self, name: str) -> None:
         if name not in ("auto", "zstd", "zlib", "none"):
             raise InvalidInput(f"compression must be 'auto', 'zstd', 'zlib' or 'none', not {name!r}.")

@@ -69,7 +69,6 @@ def show_state(values: Mapping[str, Body], conversation: str | None) -> tuple[di
 
 
 def show(body: Body) -> Any:
-    """Convert one value to JSON-like data."""
     if isinstance(body, dict):
         return {name: show(part) for name, part in body.items()}
     if isinstance(body, Leaf):
@@ -101,26 +100,19 @@ def _show_leaf(value: Leaf) -> Any:
     if value.type in ("bytes", "bytearray"):
         return portable(value.data)
     if value.type in (MSGPACK, MESSAGE_MSGPACK):
-        return portable(_unpack(value.data))
+        return portable(unpack_msgpack(value.data, _decode_extension))
     return f"<{len(value.data)} bytes of type {value.type}>"
 
 
-def _unpack(data: bytes) -> Any:
+def unpack_msgpack(data: bytes, read_extension: Callable[[int, bytes], Any]) -> Any:
     """Read msgpack that LangGraph wrote (`langgraph.checkpoint.serde.jsonplus`), without constructing objects."""
     import ormsgpack  # a dependency of LangGraph; needed only for values that are not plain
 
-    return ormsgpack.unpackb(data, ext_hook=_decode_extension, option=ormsgpack.OPT_NON_STR_KEYS)
-
-
-def read_plain_msgpack(data: bytes) -> Any:
-    """Read msgpack. Each value that only LangGraph can rebuild becomes an `object`, which is not a JSON type."""
-    import ormsgpack  # see `_unpack`
-
-    return ormsgpack.unpackb(data, ext_hook=lambda *_: object(), option=ormsgpack.OPT_NON_STR_KEYS)
+    return ormsgpack.unpackb(data, ext_hook=read_extension, option=ormsgpack.OPT_NON_STR_KEYS)
 
 
 def _decode_extension(code: int, data: bytes) -> Any:
-    value = _unpack(data)
+    value = unpack_msgpack(data, _decode_extension)
     if code == NUMPY:
         kind, shape, *_ = value
         return f"<array of {kind}, shape {'x'.join(map(str, shape))}>"

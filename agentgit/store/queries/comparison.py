@@ -51,7 +51,6 @@ class CheckpointComparer:
         self.store = store
 
     def compare(self, transaction: Reading, a: StoredRow, b: StoredRow) -> CheckpointComparison:
-        """Compare two checkpoints: read the parts that they do not share."""
         graphs, unshared_parts = self.store.graphs, (UnsharedPart(), UnsharedPart())
         keys = [GraphKey(row.thread_id, "", row.graph_checkpoint_id or "") for row in (a, b)]
         first, second = [graphs.find(transaction, key) if key.checkpoint_id else None for key in keys]

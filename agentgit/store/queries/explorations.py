@@ -40,7 +40,6 @@ def mark_of(row: StoredRow) -> dict[str, Any]:
 
 
 def branch_name(name: str, choices: Sequence[int]) -> str:
-    """Return the name of the branch for a sequence of choices."""
     return "/".join([name, *map(str, choices)])
 
 
@@ -153,7 +152,6 @@ class RerunMarks:
         self.store = store
 
     def names_like(self, transaction: Reading, beginning: str) -> set[str]:
-        """Return the names of branches that begin with a text."""
         names = select(BRANCH.c.name).distinct()
         return set(transaction.execute(names.where(BRANCH.c.name.startswith(beginning, autoescape=True))).scalars())
 

@@ -49,7 +49,6 @@ class GraphPoint:
     target: StoredRow | None
 
     def require_target(self) -> StoredRow:
-        """Return the row of the checkpoint to roll back to."""
         if self.target is None:
             raise NotFound(f"Branch {self.branch.name} has no checkpoint after {self.place.checkpoint_id}.")
         return self.target

@@ -56,7 +56,6 @@ class Lookup:
             )
 
     def require_scope(self, transaction: Reading, scope: str) -> None:
-        """Check that the principal's access is still valid and has a scope."""
         self.check_valid(transaction)
         if scope not in self.principal.scopes:
             raise self._scope_refusal(scope, None)
@@ -121,7 +120,6 @@ class Lookup:
     def session(
         self, transaction: Reading, ref: ExternalSession | str | int | None, required_role: Role = VIEWER
     ) -> ExternalSession:
-        """Find a session by name or id."""
         self.check_valid(transaction)
         session = self._find_session(transaction, ref)
         if session.is_own:
@@ -158,7 +156,6 @@ class Lookup:
         )
 
     def find_visible(self, transaction: Reading, session_id: int) -> ExternalSession | None:
-        """Find a session by its id; None if the principal cannot see it."""
         return self.store.visible_sessions.find_by_id(transaction, self.user_id, session_id)
 
     # -- branches
@@ -185,7 +182,6 @@ class Lookup:
     # -- checkpoints
 
     def path_checkpoints(self, transaction: Reading, branch: StoredRow) -> list[StoredRow]:
-        """List the checkpoints from the root of the session to the head of a branch."""
         return list(self.store.checkpoints.on_path(transaction, self.store.sessions.lineage(transaction, branch)))
 
     def checkpoint(self, transaction: Reading, branch: StoredRow, ref: CheckpointRef) -> StoredRow:
@@ -223,11 +219,7 @@ class Lookup:
         return row
 
     def restore_point(self, transaction: Reading, branch: StoredRow, ref: CheckpointRef) -> StoredRow:
-        """Find the checkpoint before a user message by the message id.
-
-        Other references resolve as in `checkpoint`. A Checkpoint or its id may belong to another session that the
-        principal can see.
-        """
+        """Find the checkpoint before a user message by the message id; other references resolve as in `checkpoint`."""
         if not isinstance(ref, str):
             other_session = self.session_of(transaction, ref)
             if other_session is not None and other_session.id != branch.external_session_id:
@@ -251,12 +243,10 @@ class Lookup:
         return next(reversed(on_path or matches), None)
 
     def _find_checkpoints(self, transaction: Reading, branch: StoredRow, condition: Any) -> Sequence[StoredRow]:
-        """Find the checkpoints of the session of a branch that meet a condition."""
         in_session = BRANCH.c.external_session_id == branch.external_session_id
         return self.store.checkpoints.find(transaction, in_session, condition)
 
     def _missing_restore_point(self, transaction: Reading, branch: StoredRow, ref: str) -> NotFound:
-        """Create the error for a missing restore point, with similar message ids."""
         rows = self._find_checkpoints(transaction, branch, CHECKPOINT.c.restore_point.is_not(None))
         ids = [row.restore_point for row in rows]
         name = self._name_of(transaction, branch.external_session_id)

@@ -112,7 +112,10 @@ def read_turns(
         if is_ended:
             break
         if is_started:
-            begun = _turns_on(writes, before)
+            given = [write for write in writes if write.task_id == NULL_TASK and write.channel != RESUME]
+            updates = [write for write in writes if write.task_path.startswith(UPDATE_PATH)]
+            groups = ((COMMAND, given), (UPDATE, updates))
+            begun = [TurnRecord(kind, group, before) for kind, group in groups if group]
             # The tasks of a command run on the same graph checkpoint; those of an update, on the next one.
             run_here = [*turns[-1:], *(turn for turn in begun if turn.kind == COMMAND)]
             if run_here and any(write.channel == ERROR for write in writes):
@@ -125,13 +128,6 @@ def read_turns(
 
 FIRST_STEP = -1
 """LangGraph's number of the first step of a thread."""
-
-
-def _turns_on(writes: Sequence[PendingWrite], before: GraphKey) -> list[TurnRecord]:
-    """Return the turns that began at a graph checkpoint with something else than new input."""
-    given = [write for write in writes if write.task_id == NULL_TASK and write.channel != RESUME]
-    updates = [write for write in writes if write.task_path.startswith(UPDATE_PATH)]
-    return [TurnRecord(kind, group, before) for kind, group in ((COMMAND, given), (UPDATE, updates)) if group]
 
 
 def _read_path(

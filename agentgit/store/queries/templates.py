@@ -10,9 +10,9 @@ from agentgit.sessions.session import IMPORTED
 from agentgit.store.records import recorded_calls
 from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow, require_real
+from agentgit.store.sql.rows import update_rows
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import update_rows
 from agentgit.store.store import Store
 from agentgit.store.threads.fork import CopiedState
 from agentgit.values import as_object
@@ -34,11 +34,7 @@ def create_session(
     *,
     copy_calls: bool = False,
 ) -> int:
-    """Create a session whose first branch starts with the conversation and state of a checkpoint; return its id.
-
-    The session has a world of its own, without the effects of the other session. Its tool track is empty, or has the
-    copied calls of the template, marked as calls that were made in another world.
-    """
+    """Create a session, with a world of its own, whose first branch starts with the state of a checkpoint."""
     # An erasure of the template's session runs before this, or after it and then sees the new session.
     store.sessions.lock(transaction, checkpoint.external_session_id)
     if not store.checkpoints.find(transaction, CHECKPOINT.c.id == checkpoint.id):

@@ -8,7 +8,6 @@ asks a provider directly, counts while the conversation has it, on the branch th
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from typing import Any
 
 from agentgit.sessions.stats import UsedTokens, sum_usages
@@ -89,16 +88,11 @@ def _reported_usage(item: Leaf) -> tuple[str, str | None, UsedTokens] | None:
         cache_read=_valid_count(cache_details.get("cache_read")),
         cache_write=_valid_count(cache_details.get("cache_creation")),
     )
-    id = data.get("id")
-    return _model_name(data.get("response_metadata")), id if isinstance(id, str) else None, tokens
+    id, metadata = data.get("id"), data.get("response_metadata")
+    names = [metadata.get(name) for name in ("model_name", "model")] if isinstance(metadata, dict) else []
+    model = next((name[:MAX_MODEL_LENGTH] for name in names if isinstance(name, str) and name), UNKNOWN_MODEL)
+    return model, id if isinstance(id, str) else None, tokens
 
 
 def _valid_count(value: Any) -> int:
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 <= value < MAX_COUNT else 0
-
-
-def _model_name(metadata: Any) -> str:
-    names: Iterable[Any] = (
-        (metadata.get(name) for name in ("model_name", "model")) if isinstance(metadata, dict) else ()
-    )
-    return next((name[:MAX_MODEL_LENGTH] for name in names if isinstance(name, str) and name), UNKNOWN_MODEL)

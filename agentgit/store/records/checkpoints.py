@@ -18,12 +18,11 @@ from agentgit.store.records.journal import UNBOUNDED
 from agentgit.store.records.sessions import Segment, StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.driver_errors import missing_row
+from agentgit.store.sql.driver_errors import require_row
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.rows import rows_with, value_of
+from agentgit.store.sql.rows import CompiledUpdate, insert_rows, rows_with, update_rows, value_of
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, TAG
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import CompiledUpdate, insert_rows, update_rows
 from agentgit.tracing import span
 from agentgit.values import stored_json, to_json
 
@@ -61,7 +60,6 @@ def named_label(
     data: Any = None,
     metadata: Mapping[str, Any] | None = None,
 ) -> Label:
-    """Create the label of a checkpoint that was explicitly requested."""
     require_text(name, description)
     if metadata is not None:
         if not isinstance(metadata, Mapping) or not all(isinstance(key, str) for key in metadata):
@@ -140,7 +138,6 @@ class CheckpointStore:
         return checkpoint_id
 
     def describe_automatic(self, transaction: Writing, checkpoint_id: int, description: str | None) -> None:
-        """Set the description of an automatic checkpoint, if it has none yet."""
         is_undescribed = CHECKPOINT.c.description.is_(None)
         update_rows(
             transaction,
@@ -152,7 +149,6 @@ class CheckpointStore:
         )
 
     def annotate(self, transaction: Writing, row: StoredRow, user_id: int, changes: Mapping[str, Any]) -> None:
-        """Change what people wrote about a checkpoint."""
         values, (metadata, _) = dict(changes), split_data(row.data)
         if "data" in values and metadata:
             values["data"] = {METADATA: metadata, "data": values["data"]}
@@ -192,17 +188,12 @@ class CheckpointStore:
 
     def find_one(self, transaction: Reading, checkpoint_id: int) -> StoredRow | None:
         """Read one checkpoint, with the name, thread and session of its branch; None if it does not exist."""
-        row: StoredRow | None = _SELECT_WITH_BRANCH.first(transaction, {"checkpoint": checkpoint_id})
-        return row
+        return _SELECT_WITH_BRANCH.first(transaction, {"checkpoint": checkpoint_id})
 
     def load(self, transaction: Reading, checkpoint_id: int) -> StoredRow:
-        row = self.find_one(transaction, checkpoint_id)
-        if row is None:
-            raise missing_row("checkpoint", checkpoint_id)
-        return row
+        return require_row(self.find_one(transaction, checkpoint_id), "checkpoint", checkpoint_id)
 
     def on_path(self, transaction: Reading, path: Sequence[Segment]) -> Sequence[StoredRow]:
-        """Read the checkpoints along a path, oldest first."""
         c = CHECKPOINT.c
         last_numbers = {one.branch.id: UNBOUNDED if one.last_number is None else one.last_number for one in path}
         parts = [and_(c.internal_session_id == id, c.number <= number) for id, number in last_numbers.items()]
@@ -273,17 +264,14 @@ class TagStore:
         return _tag_from_row(row) if row is not None else None
 
     def all(self, transaction: Reading, session_id: int) -> list[Tag]:
-        """Read the tags of a session, newest first."""
         query = _SELECT_TAGS.where(TAG.c.external_session_id == session_id)
         rows = transaction.execute(query.order_by(TAG.c.created_at.desc(), TAG.c.name))
         return [_tag_from_row(row) for row in rows]
 
     def names_of(self, transaction: Reading, checkpoint_ids: Sequence[int]) -> dict[int, list[str]]:
-        """Return the tag names of these checkpoints by checkpoint id; checkpoints without tags are left out."""
         return _group_names(rows_with(transaction, _SELECT_NAMES, TAG.c.checkpoint_id, checkpoint_ids))
 
     def names_by_checkpoint(self, transaction: Reading, session_id: int) -> dict[int, list[str]]:
-        """Return the tag names of a session by checkpoint id; checkpoints without tags are left out."""
         return _group_names(transaction.execute(_SELECT_NAMES.where(TAG.c.external_session_id == session_id)))
 
     def _tag_conditions(self, session_id: int, name: str) -> tuple[Any, ...]:

@@ -1,18 +1,22 @@
-"""Encryption keys of a database: before anything is read, all of them must be available and correct."""
+"""Encryption keys: which of them encrypts each value, and the check that all are available before anything is read."""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
+from functools import cache
 from typing import Any
 
-from sqlalchemy import delete, select, update
+from sqlalchemy import Column, LargeBinary, MetaData, Table, Text, delete, func, select, update
 
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.store.database import Database
-from agentgit.store.sql.encrypted_columns import count_values_by_key
-from agentgit.store.sql.encryption import Seal, missing_key, parse_key_name
+from agentgit.store.sql.columns import Payload, SealedText
+from agentgit.store.sql.compiled_statement import CompiledStatement
+from agentgit.store.sql.encryption import TEXT_MARK, Seal, missing_key, parse_key_name, sealed_text_bytes
 from agentgit.store.sql.rows import insert_missing
-from agentgit.store.sql.tables import ENCRYPTION_KEY
+from agentgit.store.sql.tables import BLOB, ENCRYPTION_KEY, LIST, METADATA
 from agentgit.store.sql.transaction import Reading, Writing
 
 _PLACE, _PROOF = "encryption_key.proof", b"agentgit"
@@ -39,13 +43,11 @@ def unlock(database: Database) -> None:
 
 
 def registered_proofs(transaction: Reading) -> dict[str, bytes]:
-    """Return the names of the keys that may seal values, each with its proof."""
     rows = transaction.execute(select(ENCRYPTION_KEY.c.id, ENCRYPTION_KEY.c.proof).order_by(ENCRYPTION_KEY.c.id))
     return {row.id: bytes(row.proof) for row in rows}
 
 
 def unregister_key(transaction: Writing, name: str) -> None:
-    """Delete the registration of a key that no longer seals any value."""
     transaction.execute(delete(ENCRYPTION_KEY).where(ENCRYPTION_KEY.c.id == name))
 
 
@@ -77,7 +79,6 @@ def _register_current_key(transaction: Writing, seal: Seal) -> None:
 
 
 def _is_full_proof(seal: Seal, name: str, proof: bytes) -> bool:
-    """Return whether the proof of a key states that everything is encrypted."""
     try:
         plaintext = seal.open(_PLACE, proof) if parse_key_name(proof) == name else b""
     except Corrupt:
@@ -91,3 +92,58 @@ def _is_full_proof(seal: Seal, name: str, proof: bytes) -> bool:
 
 
 _ADD = insert_missing(ENCRYPTION_KEY)
+
+
+# -- values as they are stored
+
+HEAD_BYTES = 40
+"""The number of bytes of an encrypted value that contain the name of its key. In base64 it is a third more."""
+
+
+@cache
+def raw_table(name: str) -> Table:
+    """Return a table whose values are read as they are stored."""
+    stored_types: dict[type, Any] = {Payload: LargeBinary, SealedText: Text}
+    columns = [
+        Column(c.name, stored_types.get(type(c.type), lambda c=c: c.type)(), primary_key=c.primary_key)
+        for c in METADATA.tables[name].c
+    ]
+    return Table(name, MetaData(), *columns)
+
+
+@cache
+def sealed_columns() -> Mapping[str, Sequence[str]]:
+    columns_by_table = {
+        table.name: [c.name for c in table.c if isinstance(c.type, Payload | SealedText)]
+        for table in METADATA.sorted_tables
+    }
+    return {name: columns for name, columns in columns_by_table.items() if columns}
+
+
+def encrypted_rows(table: Table) -> list[Any]:
+    """Return the conditions for rows that may be encrypted. Lists are not: the database itself follows their hashes."""
+    return [table.c.type != LIST] if table.name == BLOB.name else []
+
+
+def count_values_by_key(transaction: Reading) -> dict[str, int]:
+    """Count the values by the key that sealed them. The empty name is for those without a key."""
+    counts: Counter[str] = Counter()
+    for name, columns in sealed_columns().items():
+        table = raw_table(name)
+        for column in columns:
+            head = func.substr(table.c[column], 1, 2 * HEAD_BYTES).label("head")
+            query = select(head).where(*encrypted_rows(table), table.c[column].is_not(None))
+            for page in CompiledStatement(query).pages(transaction, raw=True):
+                counts.update(key_name_of(head) for (head,) in page)
+    return dict(sorted(counts.items()))
+
+
+def key_name_of(stored: Any) -> str:
+    """Return the name of the key of a stored value, or of its beginning; empty if it has none."""
+    if not isinstance(stored, str | bytes | memoryview):
+        return ""
+    if isinstance(stored, str):
+        # base64 has groups of four characters, and the beginning of a text may end within one.
+        length = len(stored) - (len(stored) - len(TEXT_MARK)) % 4
+        stored = sealed_text_bytes(stored[:length])
+    return parse_key_name(bytes(stored)) or ""

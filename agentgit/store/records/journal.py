@@ -53,9 +53,9 @@ from agentgit.errors import Conflict, Corrupt
 from agentgit.store.audit.trail import EPOCH, know_names, record_event
 from agentgit.store.sql.columns import bind_row
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.driver_errors import missing_row, unreadable_row
+from agentgit.store.sql.driver_errors import require_row, unreadable_row
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.rows import rows_with, value_of
+from agentgit.store.sql.rows import rows_with, update_rows, value_of
 from agentgit.store.sql.tables import (
     BRANCH,
     LOGGED_STATUSES,
@@ -64,7 +64,6 @@ from agentgit.store.sql.tables import (
     WORLD_LOG,
 )
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import update_rows
 from agentgit.values import as_object, stored_json, to_json
 
 LAST_LOGGED_STATUSES = {status: (status,) for status in LOGGED_STATUSES} | dict.fromkeys(
@@ -106,8 +105,6 @@ class TrackPart:
 
 @dataclass(frozen=True, kw_only=True)
 class Intent:
-    """A call that is about to run."""
-
     session_id: int
     branch_id: int
     batch: int
@@ -135,8 +132,6 @@ class Intent:
 
 @dataclass(frozen=True, kw_only=True)
 class CallOutcome:
-    """The outcome of a call."""
-
     status: str
     result: Any = None
     error: str | None = None
@@ -155,12 +150,9 @@ _OLDEST_FIRST, NEWEST_FIRST = (TOOL_INVOCATION.c.id,), (TOOL_INVOCATION.c.id.des
 
 
 class Journal:
-    """The invocations."""
-
     # -- forward
 
     def intend(self, transaction: Writing, intent: Intent, arrival: int | None = None) -> int:
-        """Record that a call is about to run, and return its id."""
         self.add(transaction, [(intent, None)], arrival)
         return intent.id
 
@@ -170,10 +162,10 @@ class Journal:
         calls: Sequence[tuple[Intent, CallOutcome | None]],
         first_arrival: int | None = None,
     ) -> None:
-        """Record calls of one branch in order."""
         if first_arrival is None:
             first_arrival = self.next_arrival(transaction, calls[0][0].branch_id)
         rows = [self._call_row(intent, outcome, first_arrival + index) for index, (intent, outcome) in enumerate(calls)]
+        transaction.known_tallies.clear()
         _ADD.run(transaction, *rows)
 
     def add_imported(
@@ -203,7 +195,6 @@ class Journal:
         return {**row, "status": outcome.status if outcome else INTENDED, **outcome_columns}
 
     def next_arrival(self, transaction: Reading, branch_id: int) -> int:
-        """Return the arrival number of the next call of a branch."""
         return int(_NEXT_ARRIVAL.all(transaction, {"branch": branch_id})[0].arrival)
 
     def end(
@@ -219,7 +210,6 @@ class Journal:
         return self._log(transaction, row, outcome.status, is_past=is_past)
 
     def calls_of_turn(self, transaction: Reading, branch_id: int, owner: str) -> dict[int, str]:
-        """Return the statuses of the calls that a turn has recorded, by their ids."""
         query = select(TOOL_INVOCATION.c.id, TOOL_INVOCATION.c.status).where(
             self._in_branch(branch_id), TOOL_INVOCATION.c.owner == owner
         )
@@ -254,18 +244,18 @@ class Journal:
 
     def change(self, transaction: Writing, invocation_id: int, *conditions: Any, **values: Any) -> None:
         """Change columns of an invocation if it meets the conditions, without regard to its status."""
+        transaction.known_tallies.clear()
         update_rows(transaction, TOOL_INVOCATION, TOOL_INVOCATION.c.id == invocation_id, *conditions, **values)
 
     def _change_status(self, transaction: Writing, invocation_id: int, status: str, **values: Any) -> Row[Any]:
         parameters = {"invocation": invocation_id}
         bound = bind_row(TOOL_INVOCATION, {"id": invocation_id, **values}) if transaction.seal is not None else values
         new_parameters = {f"new_{name}": bound[name] for name in values}
-        row: Row[Any] | None = _moving(status, tuple(values)).first(transaction, parameters | new_parameters)
+        transaction.known_tallies.clear()
+        row = _moving(status, tuple(values)).first(transaction, parameters | new_parameters)
         if row is None:
             rows = self.load_rows(transaction, TOOL_INVOCATION.c.id == invocation_id)
-            if not rows:
-                raise missing_row("tool invocation", invocation_id)
-            row = rows[0]
+            row = require_row(next(iter(rows), None), "tool invocation", invocation_id)
             raise Conflict(
                 f"Invocation {invocation_id} ({row.tool_name}) is {row.status} and cannot become {status}: it was "
                 "changed in the meantime. Plan the rollback again."
@@ -308,8 +298,9 @@ class Journal:
     # -- reading
 
     def tally(self, transaction: Reading, branch_id: int) -> CallTally:
-        """Count the calls that a branch made itself."""
-        return value_of(CallTally, _SELECT_TALLY.first(transaction, {"branch": branch_id}))
+        known = transaction.known_tallies.get(branch_id)
+        row = known() if known is not None else _SELECT_TALLY.first(transaction, {"branch": branch_id})
+        return value_of(CallTally, row)
 
     def count(self, transaction: Reading, branch_id: int, *, before_batch: int | None) -> int:
         """Count the calls that a branch made itself before a batch; `before_batch=None` counts all."""
@@ -338,10 +329,7 @@ class Journal:
     def live_track(
         self, transaction: Reading, runs: Mapping[int, Row[Any]], parts: Sequence[TrackPart], skip: int = 0
     ) -> list[ToolInvocation]:
-        """Read a track as it is now: in place of a call whose tool ran again, its newest run that did not fail.
-
-        An answer from the record changes with the call whose result it is.
-        """
+        """Read a track as it is now: in place of a call whose tool ran again, its newest run that did not fail."""
         track = self._load_track(transaction, parts, skip)
         return [_replace_run(row, call, runs.get(_original_id(row), row)) for row, call in track]
 
@@ -357,7 +345,6 @@ class Journal:
     def _load_track(
         self, transaction: Reading, parts: Sequence[TrackPart], skip: int
     ) -> list[tuple[Row[Any], ToolInvocation]]:
-        """Read the calls of a track, each with its row."""
         track: list[tuple[Row[Any], ToolInvocation]] = []
         for part in parts:
             part_skip = max(0, skip - part.before)
@@ -373,7 +360,6 @@ class Journal:
         return track
 
     def waiting_calls(self, transaction: Reading, branch_id: int, position: int) -> list[ToolInvocation]:
-        """Read the calls of a branch that wait for an answer."""
         rows = transaction.execute(_SELECT_WAITING, {"branch": branch_id}).all()
         runs = self._run_counts(transaction, rows)
         return [_invocation_from_row(row, branch_id, position + n, runs.get(row.id, 1)) for n, row in enumerate(rows)]
@@ -385,7 +371,6 @@ class Journal:
         return {row.id: row.paused + 1 for row in counted_rows}
 
     def is_recorded_on(self, path: Sequence[TrackPart]) -> ColumnElement[bool]:
-        """Return the condition for the calls that a path recorded."""
         return or_(false(), *(self._is_recorded_on_part(part) for part in path if part.count != 0))
 
     def _is_recorded_on_part(self, part: TrackPart) -> ColumnElement[bool]:
@@ -396,10 +381,7 @@ class Journal:
         return and_(c.internal_session_id == part.branch_id, c.kind != REDO, c.arrival <= last_arrival)
 
     def invocations_from_rows(self, transaction: Reading, rows: Sequence[Row[Any]]) -> list[ToolInvocation]:
-        """Convert rows to values from the view of the branches that recorded them, with positions on those tracks.
-
-        A redo gets the position and the tool call id of the call that it repeats.
-        """
+        """Convert rows to values from the view of the branches that recorded them; a redo has the place of its call."""
         repeated_rows = self._load_rows_of(transaction, {row.replay_of for row in rows if row.kind == REDO})
         calls = self._invocations_from_rows(transaction, [*rows, *repeated_rows])
         places = {call.id: call for call in calls[len(rows) :]}
@@ -428,7 +410,6 @@ class Journal:
         ]
 
     def load_rows(self, transaction: Reading, *conditions: Any, order: Sequence[Any] = _OLDEST_FIRST) -> list[Row[Any]]:
-        """Read the rows of calls, each with the number of calls that its branch inherits."""
         return [*transaction.execute(_WITH_INHERITED.where(*conditions).order_by(*order))]
 
     def find(
@@ -438,11 +419,9 @@ class Journal:
         return self.invocations_from_rows(transaction, self.load_rows(transaction, *conditions, order=order))
 
     def invocation(self, transaction: Reading, invocation_id: int) -> ToolInvocation | None:
-        """Read one invocation from the view of the branch that recorded it; None if it does not exist."""
         return self.invocations(transaction, [invocation_id]).get(invocation_id)
 
     def invocations(self, transaction: Reading, ids: Sequence[int]) -> dict[int, ToolInvocation]:
-        """Read several invocations by id, each from the view of the branch that recorded it."""
         return {call.id: call for call in self.invocations_from_rows(transaction, self._load_rows_of(transaction, ids))}
 
     def _load_rows_of(self, transaction: Reading, ids: Iterable[int]) -> Sequence[Row[Any]]:

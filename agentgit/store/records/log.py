@@ -42,8 +42,6 @@ def parts_of_branches(branches: Iterable[StoredRow]) -> list[LogPart]:
 
 
 class LogStore:
-    """The checkpoints in order of time."""
-
     def page(
         self,
         transaction: Reading,
@@ -76,9 +74,7 @@ class LogStore:
         """Read the checkpoint that is `steps` before the end of a path; None if the path is shorter."""
         for part in reversed(parts_of_path(path)):
             parameters = {"branch": part.branch_id, "end": part.last_number}
-            rows = _SELECT_ANCESTOR.all(transaction, {**parameters, "steps": steps})
-            if rows:
-                row: StoredRow = rows[0]
+            if (row := _SELECT_ANCESTOR.first(transaction, {**parameters, "steps": steps})) is not None:
                 return row
             steps -= _count_query(()).all(transaction, parameters)[0].count
         return None
@@ -120,7 +116,6 @@ def _conditions(filter_fields: tuple[str, ...]) -> list[Any]:
 
 @functools.cache
 def _page_query(filter_fields: tuple[str, ...]) -> CompiledStatement:
-    """Build the query of a page for a set of conditions."""
     order = (_C.created_at, _C.id)
     is_after_cursor = tuple_(*order) < tuple_(
         bindparam("at", type_=_C.created_at.type), bindparam("last", type_=_C.id.type)

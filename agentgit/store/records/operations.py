@@ -15,13 +15,12 @@ from agentgit.sessions.reports import Operation
 from agentgit.sessions.session import DONE, PARTIAL, RUNNING
 from agentgit.store.audit.trail import record_event
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
-from agentgit.store.sql.driver_errors import missing_row
+from agentgit.store.sql.driver_errors import require_row
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.process import LEASE_END, LeasedRow, Leases
-from agentgit.store.sql.rows import value_of
+from agentgit.store.sql.rows import CompiledUpdate, queue_insert, update_rows, value_of
 from agentgit.store.sql.tables import OPERATION
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import CompiledUpdate, queue_insert, update_rows
 from agentgit.values import as_object, to_json
 
 NO_REPORT: Mapping[str, Any] = {}
@@ -72,7 +71,6 @@ class OperationStore:
         return operation_id
 
     def resume(self, transaction: Writing, operation_id: int, owner: str) -> None:
-        """Resume an operation that nobody is working on, as its new owner."""
         self._set_owner(transaction, operation_id, owner)
         self._record_event(transaction, operation_id, "resumed", self._load(transaction, operation_id))
 
@@ -86,9 +84,7 @@ class OperationStore:
 
     def require_held(self, transaction: Reading, operation_id: int, owner: str) -> None:
         """Check that an owner still holds its operation, and lock the operation until this transaction ends."""
-        row = _LOCK_OWNER.first(transaction, {"operation": operation_id})
-        if row is None:
-            raise missing_row("operation", operation_id)
+        row = require_row(_LOCK_OWNER.first(transaction, {"operation": operation_id}), "operation", operation_id)
         if (row.status, row.owner) != (RUNNING, owner):
             raise Conflict(
                 f"Operation {operation_id} was taken over because this process was assumed dead. It stops here.",
@@ -96,7 +92,6 @@ class OperationStore:
             )
 
     def set_request(self, transaction: Writing, operation_id: int, request: Mapping[str, Any]) -> None:
-        """Replace the request of an operation whose plan has changed."""
         update_rows(transaction, OPERATION, self._id_condition(operation_id), request=to_json(request))
 
     def end(self, transaction: Writing, operation_id: int, status: str, report: Mapping[str, Any]) -> None:
@@ -108,10 +103,7 @@ class OperationStore:
         self._record_event(transaction, operation_id, event, self._load(transaction, operation_id), counts)
 
     def _load(self, transaction: Reading, operation_id: int) -> Row[Any]:
-        row = self.find(transaction, operation_id)
-        if row is None:
-            raise missing_row("operation", operation_id)
-        return row
+        return require_row(self.find(transaction, operation_id), "operation", operation_id)
 
     def _record_event(
         self,
@@ -133,8 +125,7 @@ class OperationStore:
         )
 
     def find(self, transaction: Reading, operation_id: int) -> Row[Any] | None:
-        row: Row[Any] | None = _SELECT_OPERATION.first(transaction, {"operation": operation_id})
-        return row
+        return _SELECT_OPERATION.first(transaction, {"operation": operation_id})
 
     def find_by_request_id(self, transaction: Reading, session_id: int, request_id: str) -> Row[Any] | None:
         query = select(OPERATION).where(self._in_session(session_id), OPERATION.c.request_id == request_id)
@@ -151,7 +142,6 @@ class OperationStore:
         return transaction.execute(query, {"branches": list(branch_ids)}).all()
 
     def stopped(self, transaction: Reading, session_id: int) -> Sequence[Row[Any]]:
-        """Read the operations of a session that have stopped half way."""
         return transaction.execute(
             select(OPERATION).where(self._in_session(session_id), OPERATION.c.status == PARTIAL)
         ).all()
@@ -161,12 +151,10 @@ class OperationStore:
         return _RUNNING.submit(transaction, {"session": session_id})
 
     def all(self, transaction: Reading, session_id: int) -> list[Operation]:
-        """List the operations of a session, newest first."""
         query = select(OPERATION).where(self._in_session(session_id)).order_by(OPERATION.c.id.desc())
         return [operation_from_row(row) for row in transaction.execute(query).all()]
 
     def last_move(self, transaction: Reading, session_id: int) -> int:
-        """Return the id of the newest rollback or switch of a session; 0 if there is none."""
         return int(_LAST_MOVE.all(transaction, {"session": session_id})[0].id or 0)
 
     def _id_condition(self, operation_id: int) -> Any:

@@ -47,10 +47,9 @@ from agentgit.store.records.world_log import IS_REMADE, IS_SUPERSEDED, WorldLog
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.rows import rows_with
+from agentgit.store.sql.rows import insert_rows, rows_with, update_rows
 from agentgit.store.sql.tables import BRANCH, TOOL_INVOCATION
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import insert_rows, update_rows
 from agentgit.values import as_object
 
 

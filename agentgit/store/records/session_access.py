@@ -19,22 +19,18 @@ from agentgit.store.audit.trail import record_event
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import is_id, new_id
-from agentgit.store.sql.rows import value_of
+from agentgit.store.sql.rows import insert_rows, update_rows, value_of
 from agentgit.store.sql.tables import BRANCH, SESSION, SESSION_LINK, SESSION_MEMBER, USER
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import insert_rows, update_rows
 from agentgit.values import as_object
 
 _rank = case(*((SESSION_MEMBER.c.role == role, number) for number, role in enumerate(ROLES)))
 
 
 class VisibleSessions:
-    """The sessions from the view of a user."""
-
     def own(
         self, transaction: Reading, user_id: int, *conditions: Any, limit: int | None = None
     ) -> list[ExternalSession]:
-        """List a user's own sessions, most recently updated first."""
         query = _own_sessions(user_id).where(*conditions).limit(limit)
         return [_session_from_row(row) for row in transaction.execute(query)]
 

@@ -11,7 +11,7 @@ from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
-from sqlalchemy import Row, Select, String, bindparam, func, literal, select, union_all, update
+from sqlalchemy import Row, String, bindparam, func, literal, select, union_all, update
 
 from agentgit.checkpoints import references
 from agentgit.errors import Conflict, Corrupt, Simulated
@@ -20,16 +20,16 @@ from agentgit.sessions import ExternalSession
 from agentgit.sessions.rerun import DONE
 from agentgit.sessions.session import IMPORTED, OPEN, RERUN, RUNNING, SIMULATED, idle_status
 from agentgit.store.audit.trail import BRANCH_WITH_SESSION, EPOCH, NAME_COLUMNS, know_names, record_event
-from agentgit.store.records.journal import LAST_SEQ_OF_BRANCH, NEXT_ARRIVAL_OF_BRANCH, TrackPart
+from agentgit.store.records.journal import CALLS, LAST_SEQ_OF_BRANCH, NEXT_ARRIVAL_OF_BRANCH, NEXT_BATCH, TrackPart
 from agentgit.store.records.users import UserStore
 from agentgit.store.sql import process
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
-from agentgit.store.sql.driver_errors import missing_row
+from agentgit.store.sql.driver_errors import missing_row, require_row
 from agentgit.store.sql.ids import is_id, new_id
 from agentgit.store.sql.process import LEASE_END, LeasedRow, Leases, is_lease_over
+from agentgit.store.sql.rows import CompiledUpdate, insert_rows, queue_insert, update_rows
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, SESSION, TAG, is_running
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import CompiledUpdate, insert_rows, queue_insert, update_rows
 from agentgit.store.threads.owners import thread_of_branch
 from agentgit.values import as_object, to_json
 
@@ -92,9 +92,7 @@ class SessionStore:
     def load_row(self, transaction: Reading, session_id: int) -> StoredRow:
         condition = SESSION.c.id == session_id
         row = transaction.execute(select(SESSION).where(condition).limit(1)).first()
-        if row is None:
-            raise missing_row("session", session_id)
-        return row
+        return require_row(row, "session", session_id)
 
     def is_imported(self, transaction: Reading, session_id: int) -> bool:
         """Return whether a file brought the session, or the one that it was begun from."""
@@ -128,24 +126,15 @@ class SessionStore:
         if not transaction.is_sqlite:
             _LOCK.run(transaction, {"session": session_id})
 
-    def touch(self, transaction: Writing, branch: StoredRow) -> Callable[[], bytes]:
-        """Set the update time of the session of a branch, and lock it as `lock` does.
-
-        Return a function that returns its metadata as stored. The names for the events of this transaction are read,
-        too, together with the next queries.
-        """
+    def touch(self, transaction: Writing, branch: StoredRow, *, counts_calls: bool = False) -> Callable[[], bytes]:
+        """Set the update time of a branch's session, lock it as `lock` does, and return what reads its metadata."""
         session_id = branch.external_session_id
         parameters = {"session": session_id, "branch": branch.id, "now": datetime.now(UTC)}
-        result = _TOUCH.submit(transaction, parameters)
+        result = _TOUCH[counts_calls].submit(transaction, parameters)
         know_names(transaction, branch.id, result.first)
-
-        def read_meta() -> bytes:
-            row = result.first()
-            if row is None:
-                raise missing_row("session", session_id)
-            return bytes(row.meta)
-
-        return read_meta
+        if counts_calls:
+            transaction.known_tallies[branch.id] = result.first
+        return lambda: bytes(require_row(result.first(), "session", session_id).meta)
 
     # -- branches
 
@@ -207,7 +196,6 @@ class SessionStore:
         record_event(transaction, "branch.renamed", branch_id=branch.id, user_id=user_id, before=branch.name)
 
     def branches(self, transaction: Reading, session_id: int) -> Sequence[StoredRow]:
-        """Read the branches of a session in order of creation."""
         return _SELECT_BRANCHES.all(transaction, {"session": session_id})
 
     def find_branch(self, transaction: Reading, session_id: int, ref: str | int | None) -> StoredRow | None:
@@ -215,23 +203,15 @@ class SessionStore:
         column = "name" if isinstance(ref, str) else "id" if is_id(ref) else None
         if column is None and ref is not None:
             return None
-        row: StoredRow | None = _FIND_BRANCH[column].first(transaction, {"session": session_id, "ref": ref})
-        return row
+        return _FIND_BRANCH[column].first(transaction, {"session": session_id, "ref": ref})
 
     def require_branch(self, transaction: Reading, session_id: int, branch_id: int) -> StoredRow:
-        row = self.find_branch(transaction, session_id, branch_id)
-        if row is None:
-            raise missing_row("branch", branch_id)
-        return row
+        return require_row(self.find_branch(transaction, session_id, branch_id), "branch", branch_id)
 
     def branch(self, transaction: Reading, branch_id: int) -> StoredRow:
-        row: StoredRow | None = _SELECT_BRANCH.first(transaction, {"branch": branch_id})
-        if row is None:
-            raise missing_row("branch", branch_id)
-        return row
+        return require_row(_SELECT_BRANCH.first(transaction, {"branch": branch_id}), "branch", branch_id)
 
     def require_real_thread(self, transaction: Reading, thread_id: str) -> None:
-        """Check that a thread does not belong to a rerun, as `require_real`."""
         rows = transaction.execute(select(BRANCH).where(BRANCH.c.thread_id == thread_id)).all()
         for row in rows:
             require_real(row)
@@ -249,7 +229,7 @@ class SessionStore:
         result = _ACQUIRE[self.leases is not None].submit(transaction, parameters)
 
         def read_row() -> StoredRow | None:
-            row: StoredRow | None = result.first()
+            row = result.first()
             if row is not None and self.leases is not None:
                 self.leases.start_renewing(owner, LeasedRow(BRANCH, branch_id))
             return row
@@ -257,7 +237,6 @@ class SessionStore:
         return read_row
 
     def not_idle(self, transaction: Reading, branch_id: int, idle: str) -> Conflict:
-        """Return the error for a branch that cannot be acquired."""
         row = self.branch(transaction, branch_id)
         require_no_unfinished_rollback(row)
         if idle == OPEN:
@@ -267,7 +246,7 @@ class SessionStore:
 
     def require_held(self, transaction: Writing, acquired_row: StoredRow) -> StoredRow:
         """Check that a run holds its branch, and keep its session; return what its next calls and events need."""
-        row: StoredRow | None = _SELECT_HOLD.first(transaction, {"branch": acquired_row.id})
+        row = _SELECT_HOLD.first(transaction, {"branch": acquired_row.id})
         # The epoch alone is not enough: a server that is restored may repeat it.
         if row is None or (row.status, row.epoch, row.owner) != (RUNNING, acquired_row.epoch, acquired_row.owner):
             raise TakenOver
@@ -283,12 +262,10 @@ class SessionStore:
         return not process.is_alive(row.owner) or is_lease_over(transaction, row.lease_until)
 
     def set_world_seen(self, transaction: Writing, branch: StoredRow, seq: int) -> None:
-        """Record that a branch is up to date with the world."""
         if branch.world_seen != seq:
             _SET_WORLD_SEEN.run(transaction, {"id": branch.id}, world_seen=seq)
 
     def release(self, transaction: Writing, acquired_row: StoredRow, **changes: Any) -> None:
-        """Release a branch after a run."""
         if not self.release_abandoned(transaction, acquired_row, **changes):
             raise TakenOver
 
@@ -299,7 +276,6 @@ class SessionStore:
         return _release(*changes).run(transaction, {"id": branch.id}, held, **values)
 
     def set_status(self, transaction: Writing, branch_id: int, status: str) -> None:
-        """Set the status of a branch, and remove its owner and lease."""
         _SET_STATUS.run(transaction, {"id": branch_id}, status=status, owner=None, lease_until=None)
 
     def count_turn(self, transaction: Writing, branch_id: int) -> int:
@@ -312,16 +288,13 @@ class SessionStore:
         self.change_metadata(transaction, branch_id, lambda meta: {**meta, **entries})
 
     def update_mark(self, transaction: Writing, branch_id: int, key: str, facts: Mapping[str, Any]) -> None:
-        """Add facts to an entry of the metadata of a branch."""
         self.change_metadata(transaction, branch_id, lambda meta: meta | {key: {**meta.get(key, {}), **facts}})
 
     def change_metadata(
         self, transaction: Writing, branch_id: int, change: Callable[[dict[str, Any]], dict[str, Any]]
     ) -> dict[str, Any]:
         """Change the metadata of a branch, and return it. The branch stays locked until the transaction ends."""
-        row = _LOCK_META.first(transaction, {"branch": branch_id})
-        if row is None:
-            raise missing_row("branch", branch_id)
+        row = require_row(_LOCK_META.first(transaction, {"branch": branch_id}), "branch", branch_id)
         meta = {name: value for name, value in change(as_object(row.meta)).items() if value is not None}
         _SET_META.run(transaction, {"id": branch_id}, meta=to_json(meta))
         return meta
@@ -405,15 +378,10 @@ _SELECT_NAMES = CompiledStatement(
 )
 
 
-def _lineage_query() -> Select[Any]:
-    lineage = select(BRANCH.c.id, BRANCH.c.parent_id).where(_this_branch).cte("line", recursive=True)
-    parent = BRANCH.alias("parent")
-    is_parent = parent.c.id == lineage.c.parent_id
-    lineage = lineage.union(select(parent.c.id, parent.c.parent_id).where(is_parent))
-    return select(BRANCH).where(BRANCH.c.id == lineage.c.id)
-
-
-_LINEAGE = CompiledStatement(_lineage_query())
+_line = select(BRANCH.c.id, BRANCH.c.parent_id).where(_this_branch).cte("line", recursive=True)
+_parent = BRANCH.alias("parent")
+_line = _line.union(select(_parent.c.id, _parent.c.parent_id).where(_parent.c.id == _line.c.parent_id))
+_LINEAGE = CompiledStatement(select(BRANCH).where(BRANCH.c.id == _line.c.id))
 _ACQUIRE_UPDATE = (
     update(BRANCH)
     .where(_this_branch, BRANCH.c.status == bindparam("idle"))
@@ -471,7 +439,7 @@ _LOCK_META = CompiledStatement(
     select(BRANCH.c.meta).where(_this_branch).with_for_update(key_share=True)  # SQLite has one writer anyway
 )
 _SET_META = CompiledUpdate(BRANCH, "meta")
-_TOUCH = CompiledStatement(
+_touch = (
     update(SESSION)
     .where(SESSION.c.id == bindparam("session"))
     .values(updated_at=bindparam("now"))
@@ -484,6 +452,11 @@ _TOUCH = CompiledStatement(
         EPOCH,
     )
 )
+_tally = [select(one).select_from(BRANCH).where(_this_branch).scalar_subquery() for one in (CALLS, NEXT_BATCH)]
+_TOUCH = {
+    False: CompiledStatement(_touch),
+    True: CompiledStatement(_touch.returning(_tally[0].label("calls"), _tally[1].label("next_batch"))),
+}
 
 
 class TakenOver(Conflict):
@@ -524,7 +497,6 @@ def require_whole_rerun(branch: StoredRow) -> None:
 
 
 def session_has_moved() -> Conflict:
-    """Return the error for a run or an operation that another one has overtaken."""
     return Conflict(
         "Another run or rollback has moved the session to another branch in the meantime. Nothing was run. Read the "
         "state again; then repeat this."

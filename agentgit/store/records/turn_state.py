@@ -11,7 +11,7 @@ from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import BRANCH_WITH_SESSION, NAME_COLUMNS, know_names
 from agentgit.store.records.journal import CALLS, LAST_SEQ_OF_BRANCH, NEXT_BATCH, CallTally
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.driver_errors import missing_row
+from agentgit.store.sql.driver_errors import require_row
 from agentgit.store.sql.rows import value_of
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, OPERATION, SESSION, is_running
 from agentgit.store.sql.transaction import Reading, Writing
@@ -25,8 +25,6 @@ from agentgit.store.threads.graph_rows import (
 
 
 class TurnState(NamedTuple):
-    """The facts about a branch that a turn needs when it begins."""
-
     newest: NewestState
     tally: CallTally
     world_seq: int
@@ -50,8 +48,7 @@ def read_turn_state(transaction: Reading, branch_id: int) -> TurnState:
 
 
 def _parse(row: Any, branch_id: int) -> TurnState:
-    if row is None:
-        raise missing_row("branch", branch_id)
+    row = require_row(row, "branch", branch_id)
     return value_of(TurnState, row, newest=parse_newest_state(row), tally=value_of(CallTally, row))
 
 

@@ -24,15 +24,13 @@ from agentgit.errors import NotAllowed
 from agentgit.store.audit.trail import record_event
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import is_id, new_id
-from agentgit.store.sql.rows import value_of
+from agentgit.store.sql.rows import insert_rows, update_rows, value_of
 from agentgit.store.sql.tables import API_KEY, USER
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import insert_rows, update_rows
 
 
 class UserStore:
     def find(self, transaction: Reading, ref: User | str | int) -> User | None:
-        """Find a user by name or id; None if there is no such user."""
         if isinstance(ref, User):
             ref = ref.id
         if isinstance(ref, int) and not is_id(ref):
@@ -44,7 +42,6 @@ class UserStore:
         return self._find_one(transaction, select(USER).where(name_matches).order_by(USER.c.name != str(ref)))
 
     def find_by_name(self, transaction: Reading, name: str) -> User | None:
-        """Find the user with exactly this name; None if there is none."""
         query = select(USER).where(USER.c.name == name)
         return self._find_one(transaction, query)
 
@@ -84,7 +81,6 @@ class UserStore:
         update_rows(transaction, USER, condition, **values)
 
     def is_valid(self, transaction: Reading, principal: Principal) -> bool:
-        """Return whether a principal's access is still valid."""
         if principal.is_operator:
             return True
         if principal.by is not None and not self.is_valid(transaction, principal.by):
@@ -154,7 +150,6 @@ class ApiKeyStore:
         return [_key_from_row(row) for row in rows]
 
     def find(self, transaction: Reading, key_id: int) -> ApiKey | None:
-        """Find a key by its id; None if it does not exist."""
         row = self._load_row(transaction, key_id)
         return _key_from_row(row) if row is not None else None
 
@@ -169,7 +164,6 @@ class ApiKeyStore:
         return _key_from_row(row) if is_valid else None
 
     def is_use_due(self, key: ApiKey) -> bool:
-        """Return whether the last use of a key is due to be recorded."""
         return key.last_used_at is None or key.last_used_at < datetime.now(UTC) - USE_RECORD_INTERVAL
 
     def record_use(self, transaction: Writing, key_id: int) -> None:

@@ -16,10 +16,9 @@ from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import new_id
-from agentgit.store.sql.rows import rows_with
+from agentgit.store.sql.rows import insert_rows, rows_with
 from agentgit.store.sql.tables import CHECKPOINT, WORKSPACE_SNAPSHOT
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import insert_rows
 from agentgit.values import as_object, to_json
 
 
@@ -104,8 +103,7 @@ class SnapshotReferences:
         return self.find(transaction, row_id) if row_id is not None else None
 
     def newest_of_session(self, transaction: Reading, session_id: int) -> StoredRow | None:
-        row: StoredRow | None = _NEWEST_OF_SESSION.first(transaction, {"session": session_id})
-        return row
+        return _NEWEST_OF_SESSION.first(transaction, {"session": session_id})
 
     def newest_of_branch(self, transaction: Reading, branch: StoredRow) -> StoredRow | None:
         query = select(WORKSPACE_SNAPSHOT).where(*self._in_branch(branch)).order_by(WORKSPACE_SNAPSHOT.c.id.desc())

@@ -102,7 +102,9 @@ class SearchIndex:
         branch, previous = unindexed[0], self._previous_checkpoint(transaction, unindexed[0])
         # The last indexed checkpoint may have been deleted. Then new texts are compared with those in the index, too.
         is_known = previous is not None and previous.internal_session_id == branch.internal_session_id
-        indexed_keys = self._indexed_keys(transaction, branch) if branch.searched and not is_known else set()
+        is_compared = branch.searched and not is_known
+        texts = _TEXTS_OF_BRANCH.all(transaction, {"branch": branch.internal_session_id}) if is_compared else ()
+        indexed_keys = {row.hash or row.row_id for row in texts}
         hashes_by_state = self._message_hashes(transaction, [row for row in (previous, *unindexed) if row is not None])
         last_hashes, last_state = hashes_by_state[_state_id(previous)], _state_id(previous)
         new_messages: list[tuple[int, bytes]] = []
@@ -126,10 +128,7 @@ class SearchIndex:
     def _load_messages(
         self, transaction: Reading, session_id: int, new_messages: Sequence[tuple[int, bytes]]
     ) -> Iterator[NewText]:
-        """Yield the texts of messages, each given as the number of its first checkpoint and its hash.
-
-        A damaged message has no text, which must not keep the others from being found.
-        """
+        """Yield the texts of messages, each given as the number of its first checkpoint and its hash."""
         leaves = undamaged_messages(transaction, self.graphs.blobs.of(session_id), [key for _, key in new_messages])
         for number, key in new_messages:
             if key in leaves and leaves[key].type != CUSTOM_SERDE:
@@ -141,14 +140,10 @@ class SearchIndex:
     def _previous_checkpoint(self, transaction: Reading, first_row: StoredRow) -> StoredRow | None:
         """Return the last indexed checkpoint or, if it is unknown, the branch point; None if there is none."""
         parameters = {"branch": first_row.internal_session_id, "number": first_row.searched}
-        last: StoredRow | None = _BY_NUMBER.first(transaction, parameters) if first_row.searched else None
+        last = _BY_NUMBER.first(transaction, parameters) if first_row.searched else None
         if last is not None or first_row.parent_id is None:
             return last
         return _BY_ID.first(transaction, {"checkpoint": first_row.branch_point_id})
-
-    def _indexed_keys(self, transaction: Reading, branch: StoredRow) -> set[bytes | int]:
-        parameters = {"branch": branch.internal_session_id}
-        return {row.hash or row.row_id for row in _TEXTS_OF_BRANCH.all(transaction, parameters)}
 
     def _message_hashes(self, transaction: Reading, rows: Iterable[StoredRow]) -> dict[str | None, Sequence[bytes]]:
         """Return the message hashes of checkpoints by graph checkpoint id; empty if the graph checkpoint is gone."""
@@ -223,7 +218,6 @@ def _added_hashes(before: Sequence[bytes], after: Sequence[bytes]) -> list[bytes
 
 
 def scope_of_session(session_id: int) -> str:
-    """Return the marker word of all texts of a session."""
     return f"§s{session_id}"
 
 

@@ -151,7 +151,7 @@ class Search:
         if row.kind == NAMED:
             return None
         parameters = {"branch": row.internal_session_id, "number": row.number, "end": last_number}
-        checkpoint: StoredRow | None = _NEXT_CHECKPOINT.first(transaction, parameters)
+        checkpoint = _NEXT_CHECKPOINT.first(transaction, parameters)
         return (
             checkpoint
             if checkpoint is None or row.kind == CALL or row.hash in self._message_hashes(transaction, checkpoint)

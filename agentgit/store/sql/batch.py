@@ -55,8 +55,6 @@ class Batch:
         self._begin = BEGIN_SNAPSHOT if one_moment else BEGIN
         self._has_begun = False
         self._queued: list[Statement] = []
-        self.created_locks: set[int] = set()
-        """The owners for which this transaction has created the row that writers lock; see `agentgit.store.objects`."""
 
     def add(self, statement: Statement) -> None:
         self._queued.append(statement)
@@ -74,7 +72,6 @@ class Batch:
             self._send(statements)
 
     def commit(self) -> None:
-        """Send the queued statements together with the commit."""
         queued, self._queued = self._queued, []
         if self._has_begun:
             self._send([*queued, COMMIT])
@@ -100,7 +97,6 @@ class Batch:
 
 
 def _send(driver: Any, statements: Sequence[Statement]) -> None:
-    """Send statements, and read their results."""
     if len(statements) == 1 and len(statements[0].rows) < 2:  # a pipeline of one takes twice as long
         sql, rows, _, prepare = statements[0]
         cursors = [driver.execute(sql, *rows, prepare=prepare)]

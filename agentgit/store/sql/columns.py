@@ -158,8 +158,6 @@ class Payload(TypeDecorator[bytes]):
 
 
 class SealedText(SafeText):
-    """Text that is encrypted in a database with keys."""
-
     cache_ok = True
 
     def __init__(self, place: str) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any
 
-from sqlalchemy import Dialect
+from sqlalchemy import Dialect, Row
 from sqlalchemy.sql import ClauseElement
 from sqlalchemy.sql.dml import Insert, UpdateBase
 from sqlalchemy.sql.selectable import SelectBase
@@ -76,10 +76,9 @@ class CompiledStatement:
         finally:
             cursor.close()
 
-    def first(self, transaction: Reading, row: Mapping[str, Any]) -> Any | None:
+    def first(self, transaction: Reading, row: Mapping[str, Any]) -> Row[Any] | None:
         """Run a query that finds at most one row, and return that row or None."""
-        rows = self.all(transaction, row)
-        return rows[0] if rows else None
+        return self.submit(transaction, row).first()
 
     def pages(
         self, transaction: Reading, row: Mapping[str, Any] | None = None, *, raw: bool = False
@@ -122,17 +121,13 @@ class PendingResult:
         self._result: tuple[int, list[Any]] | None = None
 
     def set_result(self, count: int, rows: list[Any]) -> None:
-        """Receive the result: the number of affected rows, and the rows that were read."""
         self._result = count, [self._convert(row) for row in rows]
 
     def all(self) -> list[Any]:
-        """Return the rows, as named tuples."""
         return self._get_result()[1]
 
-    def first(self) -> Any | None:
-        """Return the row of a query that finds at most one, or None."""
-        rows = self.all()
-        return rows[0] if rows else None
+    def first(self) -> Row[Any] | None:
+        return next(iter(self.all()), None)
 
     def count(self) -> int:
         return self._get_result()[0]
@@ -209,7 +204,6 @@ class _Compiled:
         return tuple([values[name] for name in self._parameter_order]) if self._parameter_order is not None else values
 
     def read(self, row: Sequence[Any]) -> Any:
-        """Convert a row of the driver to a named tuple."""
         if self._column_converters:
             values = list(row)
             for index, convert in self._column_converters.items():

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import TypeVar
 
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotAllowed, NotFound, SchemaMismatch, Unavailable
 from agentgit.next_steps import Next
 from agentgit.store.sql.sqlite import BUSY_SECONDS
+
+T = TypeVar("T")
 
 RETRYABLE_STATES = {"40001", "40P01", "55P03"}
 """SQLSTATEs of a transaction to run again: it was not serializable, in a deadlock, or waited too long for a lock."""
@@ -147,7 +150,6 @@ def _safe_message(error: Exception, text: str, state: str | None) -> str:
 
 
 def _refused_statement(database_name: str, text: str) -> AgentGitError:
-    """Return the error for a statement that fails every time."""
     return AgentGitError(
         f"{database_name} refused a statement of agentgit: {text}. Retrying does not help. If fsck finds nothing, this "
         "is a bug: please report it.",
@@ -164,6 +166,12 @@ def missing_row(kind: str, row_id: object) -> NotFound:
     return NotFound(
         f"There is no {kind} {row_id} in this database. If its session was not deleted, the row is lost.", Next("fsck")
     )
+
+
+def require_row(row: T | None, kind: str, row_id: object) -> T:
+    if row is None:
+        raise missing_row(kind, row_id)
+    return row
 
 
 def is_broken(error: Exception) -> bool:

@@ -79,7 +79,7 @@ class Seal:
         nonce, ciphertext = data[start : start + NONCE_BYTES], data[start + NONCE_BYTES :]
         try:
             plaintext: bytes = self._cipher(name).decrypt(nonce, ciphertext, self._associated_data(place, row_key))
-        except (self._decryption_error, ValueError) as error:
+        except (import_module("cryptography.exceptions").InvalidTag, ValueError) as error:
             raise Corrupt(
                 f"A value in {place} does not decrypt with the key {name}: it was changed or moved, or this is "
                 "another key of that name.",
@@ -87,11 +87,6 @@ class Seal:
                 row=place,
             ) from error
         return plaintext
-
-    @cached_property
-    def _decryption_error(self) -> type[Exception]:
-        error_class: type[Exception] = import_module("cryptography.exceptions").InvalidTag
-        return error_class
 
     def _cipher(self, name: str) -> Any:
         if name not in self._ciphers:

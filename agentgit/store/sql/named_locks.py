@@ -68,7 +68,9 @@ class NamedLocks:
         A lock that a task of the event loop of this thread holds is left out: the task cannot go on while this waits.
         """
         all_keys, deadline, loop = _keys(names), time.monotonic() + TIMEOUT_SECONDS, _running_loop()
-        while not self.try_acquire(keys := self._without_those_of(loop, all_keys)):
+        while not self.try_acquire(
+            keys := frozenset(key for key in all_keys if loop is None or self._held.get(key) is not loop)
+        ):
             _require_time(deadline)
             time.sleep(POLL_SECONDS)
         try:
@@ -79,9 +81,6 @@ class NamedLocks:
             except KeyboardInterrupt:
                 self.release(keys)
                 raise
-
-    def _without_those_of(self, loop: asyncio.AbstractEventLoop | None, keys: frozenset[int]) -> frozenset[int]:
-        return keys if loop is None else frozenset(key for key in keys if self._held.get(key) is not loop)
 
     async def acquire(self, names: Collection[str]) -> frozenset[int]:
         """Acquire the locks with these names without blocking the event loop; return what `release` takes."""
@@ -114,7 +113,10 @@ class NamedLocks:
                 if self._held.keys() & keys:
                     return False
                 is_ours = True
-                is_ours = self._try_against_others(keys)
+                if self._path is not None:
+                    is_ours = self._try_lock_file(self._path)
+                elif self._engine is not None:
+                    is_ours = self._try_advisory_locks(self._engine, keys)
                 if is_ours:
                     self._held |= dict.fromkeys(keys, loop)
                 return is_ours
@@ -131,11 +133,6 @@ class NamedLocks:
             self._unlock(keys)
 
     # -- against other processes; called with the mutex held
-
-    def _try_against_others(self, keys: frozenset[int]) -> bool:
-        if self._path is not None:
-            return self._try_lock_file(self._path)
-        return self._engine is None or self._try_advisory_locks(self._engine, keys)
 
     def _try_lock_file(self, path: str) -> bool:
         """Lock the file. The holders of different names in one process share this lock."""

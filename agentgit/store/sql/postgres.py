@@ -81,9 +81,6 @@ class _IdlePools:
         self.after_fork()
         process.register_for_fork(self)
 
-    def before_fork(self) -> None:
-        """Do nothing: a child process has pools of its own."""
-
     def after_fork(self) -> None:
         """Begin without pools and without the thread, which stay with the parent."""
         self._lock, self._thread = threading.Lock(), threading.Thread()

@@ -205,14 +205,15 @@ class Leases:
             )
         self.seconds = seconds
         self._write = write
-        self._create_condition()
-        self._leased_rows: dict[str, set[LeasedRow]] = {}
-        self._thread: threading.Thread | None = None
+        self.after_fork()
 
-    def _create_condition(self) -> None:
+    def after_fork(self) -> None:
+        """Begin without leases, because the parent renews its own."""
         self._lock = threading.RLock()
         """Entered instead of the condition, between whose own `__enter__` and its block Ctrl-C may come."""
         self._condition = threading.Condition(self._lock)
+        self._leased_rows: dict[str, set[LeasedRow]] = {}
+        self._thread: threading.Thread | None = None
 
     def start_renewing(self, owner: str, row: LeasedRow) -> None:
         """Renew the lease of a row until `stop_renewing` is called."""
@@ -228,7 +229,6 @@ class Leases:
             self._leased_rows.pop(owner, None)
 
     def renew(self) -> None:
-        """Renew all leases of this process, except for rows that another owner has taken."""
         groups: dict[Table, tuple[set[str], set[int]]] = {}
         with self._lock:
             for owner, rows in self._leased_rows.items():
@@ -250,11 +250,6 @@ class Leases:
             self._leased_rows.clear()
             self._thread = None
             self._condition.notify_all()
-
-    def after_fork(self) -> None:
-        """Clear the leases in a child process, because the parent renews them."""
-        self._create_condition()
-        self._leased_rows, self._thread = {}, None
 
     def _renew_periodically(self) -> None:
         interval = self.seconds / PER_LEASE

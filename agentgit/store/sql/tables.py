@@ -516,7 +516,6 @@ class EncryptionKeyRow(TableRow, table=True):
 
 
 def table_of(row_class: type[TableRow]) -> Table:
-    """Return the table that SQLModel made for a row class."""
     table: Table = row_class.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
     table.dialect_options["sqlite"]["strict"] = True
     for constraint in column.sqlite_checks(table):
@@ -545,6 +544,5 @@ ENCRYPTION_KEY = table_of(EncryptionKeyRow)
 
 
 def is_running(branch: FromClause) -> ColumnElement[bool]:
-    """Return the condition that a branch is running."""
     # A database uses a partial index only for a condition that holds for every execution of the statement.
     return branch.c.status == literal_column("'running'")

@@ -32,8 +32,6 @@ class PendingEvent(NamedTuple):
 
 
 class Reading:
-    """A transaction that reads."""
-
     def __init__(self, connection: Connection, seal: Seal | None = None, batch: Batch | None = None) -> None:
         self._connection = connection
         self.dialect = connection.dialect
@@ -44,6 +42,8 @@ class Reading:
         self.is_sqlite = self.dialect.name == "sqlite"
         self.new_values: Mapping[int, Any] = {}
         """The values of each owner that readers find before they are inserted; see `agentgit.store.objects.blobs`."""
+        self.known_tallies: dict[int, Callable[[], Any]] = {}
+        """How to read the tallies of branches, until a call changes; see `Journal.tally`."""
 
     @overload
     def execute(self, query: Select[*Ts] | CompoundSelect[*Ts], parameters: Parameters = None) -> CursorResult[*Ts]: ...
@@ -63,8 +63,6 @@ class Reading:
 
 
 class Writing(Reading):
-    """A transaction that reads and writes."""
-
     def __init__(self, connection: Connection, seal: Seal | None = None, batch: Batch | None = None) -> None:
         super().__init__(connection, seal, batch)
         self.events: list[PendingEvent] = []

@@ -63,26 +63,6 @@ def _encode_key(graph_key: GraphKey) -> bytes:
     return "\0".join(graph_key).encode(errors="surrogatepass")
 
 
-MAX_NEWEST_CHECKPOINTS = 1_000
-"""The maximum number of namespaces whose newest graph checkpoint is remembered."""
-
-
-class NewestCheckpoints:
-    """The newest graph checkpoints, as this process last saw them. There may be newer ones by now."""
-
-    def __init__(self) -> None:
-        self._by_namespace: LRUCache[tuple[str, str], GraphCheckpoint] = LRUCache(MAX_NEWEST_CHECKPOINTS)
-
-    def add(self, checkpoint: GraphCheckpoint) -> None:
-        """Remember a graph checkpoint. Its transaction may still fail."""
-        self._by_namespace.add([((checkpoint.key.thread, checkpoint.key.ns), checkpoint)])
-
-    def get(self, thread: str, ns: str, checkpoint_id: str | None) -> GraphCheckpoint | None:
-        """Return the graph checkpoint last seen as the newest of a namespace, if it has this id."""
-        checkpoint = self._by_namespace.get((thread, ns))
-        return checkpoint if checkpoint is not None and checkpoint.key.checkpoint_id == checkpoint_id else None
-
-
 _other = GRAPH_CHECKPOINT.alias("other")
 _newest = (
     select(_other.c.checkpoint_id, _other.c.state_hash)

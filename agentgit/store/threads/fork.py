@@ -25,7 +25,7 @@ from sqlalchemy import Row, and_, exists, func, insert, select
 from agentgit.store.objects.blobs import BlobStore
 from agentgit.store.objects.packing import HASH_BYTES
 from agentgit.store.sql.compiled_statement import CompiledStatement
-from agentgit.store.sql.driver_errors import missing_row
+from agentgit.store.sql.driver_errors import require_row
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads.graph_rows import (
@@ -190,9 +190,7 @@ class _RowCollector:
             c = GRAPH_CHECKPOINT.c
             newest = (c.thread_id == self.graph_key.thread, c.ns == ns, c.seq == row.seq)
             full_row = self.transaction.execute(select(GRAPH_CHECKPOINT).where(*newest)).first()
-            if full_row is None:
-                raise missing_row("graph checkpoint", f"{row.ns}/{row.seq}")
-            yield full_row
+            yield require_row(full_row, "graph checkpoint", f"{row.ns}/{row.seq}")
 
     def _read_ancestor_ids(self) -> set[str]:
         """Return the ids of the ancestors of the forked checkpoint, read in one statement."""
@@ -207,10 +205,8 @@ class _RowCollector:
         return set(self.transaction.execute(select(walk.union(step))).scalars()) - {None}
 
     def _load_row(self, graph_key: GraphKey, statement: CompiledStatement = ONE) -> Row[Any]:
-        row: Row[Any] | None = statement.first(self.transaction, graph_key.columns())
-        if row is None:
-            raise missing_row("graph checkpoint", graph_key.checkpoint_id)
-        return row
+        row = statement.first(self.transaction, graph_key.columns())
+        return require_row(row, "graph checkpoint", graph_key.checkpoint_id)
 
     def _load_writes(self, row: Row[Any]) -> Rows:
         stored = WRITES.all(self.transaction, GraphKey(row.thread_id, row.ns, row.checkpoint_id).columns())

@@ -82,15 +82,12 @@ class GraphKey(NamedTuple):
 
     @property
     def namespace(self) -> Namespace:
-        """The thread and the namespace."""
         return self.thread, self.ns
 
     def columns(self) -> dict[str, Any]:
-        """Return the key columns that identify the graph checkpoint in its tables."""
         return dict(zip(KEY_COLUMNS, self, strict=True))
 
     def conditions(self, table: Table) -> list[ColumnElement[bool]]:
-        """Return the conditions for its rows in a table."""
         return [table.c[name] == value for name, value in self.columns().items()]
 
 
@@ -136,7 +133,6 @@ class GraphCheckpoint(NamedTuple):
 
     @property
     def values(self) -> Mapping[str, bytes]:
-        """The hashes of all known values, by channel."""
         return {**self.channels, **self.folded} if self.folded else self.channels
 
     @property
@@ -146,8 +142,6 @@ class GraphCheckpoint(NamedTuple):
 
 
 class NewestState(NamedTuple):
-    """The newest graph checkpoint of a thread."""
-
     checkpoint: GraphCheckpoint | None = None
     is_interrupted: bool = False
     has_writes: bool = False
@@ -159,11 +153,7 @@ class NewestState(NamedTuple):
 
 
 class FoldedValue(NamedTuple):
-    """A value that was computed from writes.
-
-    `encoded` is its stored form, `decoded` the in-memory form that the next computation continues from, and `weight`
-    its approximate size in memory, in bytes.
-    """
+    """A value that was computed from writes: in its stored form, in that of the next computation, and its size."""
 
     encoded: Encoded
     decoded: Any
@@ -171,10 +161,7 @@ class FoldedValue(NamedTuple):
 
 
 class PendingWrite(NamedTuple):
-    """A write that a task made on top of a graph checkpoint.
-
-    `value` is the hash of the written value, and `session_id` its owner.
-    """
+    """A write that a task made on top of a graph checkpoint: the hash of a value, which belongs to `session_id`."""
 
     task_id: str
     channel: str
@@ -201,8 +188,6 @@ the result of `ReadEarlier`. Returns None if the result of the writes cannot be 
 
 
 class NewModelCall(NamedTuple):
-    """A model call to store."""
-
     messages: Sequence[Leaf]
     options: Leaf | None
     reply: Leaf
@@ -210,8 +195,6 @@ class NewModelCall(NamedTuple):
 
 
 class NewModelCalls(NamedTuple):
-    """Model calls to store."""
-
     step: int
     calls: Sequence[NewModelCall]
     earlier: bytes | None = None
@@ -220,8 +203,6 @@ class NewModelCalls(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Draft:
-    """A graph checkpoint to store."""
-
     parent_id: str | None
     meta: Mapping[str, Any]
     header: Mapping[str, Any]
@@ -248,9 +229,7 @@ class NewCheckpoint(NamedTuple):
 class NewWrites(NamedTuple):
     """The writes of a task to store on top of a graph checkpoint: the index, channel and value of each.
 
-    `task_path` orders the tasks of a step.
-
-    `model_calls` has the calls of a step that ended without a graph checkpoint.
+    `task_path` orders the tasks of a step. `model_calls` has the calls of a step that ended without a graph checkpoint.
     """
 
     key: GraphKey
@@ -268,38 +247,22 @@ Namespace: TypeAlias = tuple[str, str]
 
 
 def is_shown(channel: str) -> bool:
-    """Return whether a channel belongs to the visible state rather than to LangGraph's internal bookkeeping.
-
-    Example:
-        >>> is_shown("messages"), is_shown("__start__"), is_shown("branch:to:tools")
-        (True, False, False)
-    """
+    """Return whether a channel belongs to the visible state rather than to LangGraph's internal bookkeeping."""
     return channel in _SHOWN_CHANNELS or not channel.startswith(_HIDDEN_PREFIXES)
 
 
 def hash_state(channels: Mapping[str, bytes]) -> bytes:
-    """Hash a state with SHA-256 over the visible channels, sorted by name: each name, a NUL, and the value's hash.
-
-    Example:
-        >>> hash_state({"a": bytes(32), "__start__": bytes(32)}) == hash_state({"a": bytes(32)})
-        True
-    """
+    """Hash a state with SHA-256 over the visible channels, sorted by name: each name, a NUL, and the value's hash."""
     named = sorted((name.encode(errors="surrogatepass"), value) for name, value in channels.items() if is_shown(name))
     return sha256(b"".join(b"%b\0%b" % pair for pair in named)).digest()
 
 
 def conversation_channel(counts: Mapping[str, int]) -> str | None:
-    """Return the channel of the conversation: `messages`, else the first one that holds messages.
-
-    Example:
-        >>> conversation_channel({"notes": 1, "messages": 7}), conversation_channel({})
-        ('messages', None)
-    """
+    """Return the channel of the conversation: `messages`, else the first one that holds messages."""
     return "messages" if "messages" in counts else next(iter(counts), None)
 
 
 def parse_graph_checkpoint(row: Any) -> GraphCheckpoint:
-    """Read a row of the table graph_checkpoint."""
     graph_key = GraphKey(row.thread_id, row.ns, row.checkpoint_id)
     try:
         header, meta, channels = as_object(row.header), as_object(row.meta), unpack(row.channels)
@@ -351,7 +314,6 @@ def parse_writes_by_checkpoint(rows: Iterable[Any]) -> dict[str, list[PendingWri
 
 
 def parameter_conditions(table: Any, *names: str) -> list[Any]:
-    """Build conditions that compare columns with the bind parameters of the same names."""
     return [table.c[name] == bindparam(name) for name in names]
 
 
@@ -388,12 +350,7 @@ def may_have(transaction: Reading, column: Any, name: str, value: Any) -> Any:
 
 
 def _equal_values(value: Any) -> list[Any]:
-    """Return the values that JSON writes differently although Python regards them as equal; none for other types.
-
-    Example:
-        >>> _equal_values("a"), _equal_values(2), _equal_values(True), _equal_values([])
-        (['a'], [2, 2.0], [1, 1.0, True], [])
-    """
+    """Return the values that JSON writes differently although Python regards them as equal; none for other types."""
     if isinstance(value, str):
         return [value]
     if not isinstance(value, int | float) or not abs(value) < MAX_PLAIN_NUMBER:

@@ -12,6 +12,7 @@ from sqlalchemy import literal, select, tuple_
 from agentgit.errors import NotFound
 from agentgit.store.objects.blobs import BlobStore, NewValues, compact, pack, readable
 from agentgit.store.objects.content import Content
+from agentgit.store.objects.lru import LRUCache
 from agentgit.store.objects.packing import split_hashes
 from agentgit.store.objects.plain_values import NOT_COMPUTED, show_message, show_state
 from agentgit.store.sql.compiled_statement import PendingResult
@@ -20,7 +21,6 @@ from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads import fork, lifecycle, model_calls, pending_writes
 from agentgit.store.threads.append_if_head import (
     UPSERT_IF_NEWEST,
-    NewestCheckpoints,
     SeenCheckpoints,
     raise_deleted,
     require_newest_parent,
@@ -64,6 +64,9 @@ from agentgit.store.threads.graph_rows import (
 )
 from agentgit.store.threads.owners import SESSION_THREAD_PREFIX, ThreadOwners, copy_values_of_thread
 
+MAX_NEWEST_CHECKPOINTS = 1_000
+"""The number of namespaces whose newest graph checkpoint is remembered."""
+
 NOTHING_KNOWN: Mapping[Namespace, GraphCheckpoint | None] = {}
 
 
@@ -75,10 +78,10 @@ class GraphStore:
         self.owners = ThreadOwners()
         self.delta_values = DeltaValueStore(self.blobs)
         self.seen = SeenCheckpoints()
-        self.newest_checkpoints = NewestCheckpoints()
+        self.newest_checkpoints: LRUCache[Namespace, GraphCheckpoint] = LRUCache(MAX_NEWEST_CHECKPOINTS)
+        """The newest graph checkpoints, as this process last saw them. A transaction that added one may have failed."""
 
     def content(self, session_id: int) -> Content:
-        """Return the values of one session, or of a family of threads."""
         return Content(self.blobs.of(session_id))
 
     # -- writing
@@ -88,7 +91,7 @@ class GraphStore:
         stored = self.write(transaction, [new])[new.key.namespace]
         assert stored is not None  # noqa: S101  # it was just stored
         if not transaction.is_sqlite:
-            self.newest_checkpoints.add(stored)
+            self.newest_checkpoints.add([(stored.key.namespace, stored)])
         return stored
 
     def put_writes(self, transaction: Writing, new: NewWrites) -> None:
@@ -169,7 +172,7 @@ class GraphStore:
         columns = self._encode_checkpoint(transaction, graph_key, owner, draft, parent, parent.seq + 1, values)
         self.blobs.of(owner).insert(transaction, values)
         result = UPSERT_IF_NEWEST.submit(transaction, {**columns, "parent_hash": parent.state_hash})
-        self.newest_checkpoints.add(parse_graph_checkpoint(SimpleNamespace(**columns)))
+        self.newest_checkpoints.add([(graph_key.namespace, parse_graph_checkpoint(SimpleNamespace(**columns)))])
         return result
 
     def _encode_checkpoint(
@@ -303,11 +306,7 @@ class GraphStore:
     def fork(
         self, transaction: Writing, source: str, checkpoint_id: str, target: str, pending: bytes | None = None
     ) -> CopiedState:
-        """Copy one graph checkpoint of the root graph, with its id, into a new thread that can continue from it.
-
-        `agentgit.store.threads.fork` describes what is copied. Within a session only rows are copied, so the cost does
-        not depend on the messages.
-        """
+        """Copy one graph checkpoint into a new thread that can continue from it; see `agentgit.store.threads.fork`."""
         graph_key = GraphKey(source, "", checkpoint_id)
         recorded_writes = pending_writes.unpack(pending, "/".join(graph_key))
         owner = self._owner_of_copy(transaction, source, target)
@@ -332,7 +331,6 @@ class GraphStore:
     # -- reading
 
     def find(self, transaction: Reading, graph_key: GraphKey) -> GraphCheckpoint | None:
-        """Return one graph checkpoint, or None if it does not exist."""
         return self.prefetch(transaction, graph_key)()
 
     def prefetch(self, transaction: Reading, graph_key: GraphKey) -> Callable[[], GraphCheckpoint | None]:
@@ -365,10 +363,7 @@ class GraphStore:
     def find_with_writes(
         self, transaction: Reading, thread: str, ns: str, checkpoint_id: str | None
     ) -> tuple[GraphCheckpoint, list[PendingWrite]] | None:
-        """Return one graph checkpoint with its pending writes, or None. Without an id, the newest of the namespace.
-
-        Its model calls include those of the step that is not finished.
-        """
+        """Return one graph checkpoint with its pending writes, or None. Without an id, the newest of the namespace."""
         statements, key = (NEWEST, WRITES_OF_NEWEST), {"thread_id": thread, "ns": ns}
         if checkpoint_id is not None:
             statements, key = (ONE, WRITES), key | {"checkpoint_id": checkpoint_id}
@@ -378,7 +373,7 @@ class GraphStore:
             return None
         checkpoint = parse_graph_checkpoint(row)
         if checkpoint_id is None:
-            self.newest_checkpoints.add(checkpoint)
+            self.newest_checkpoints.add([(checkpoint.key.namespace, checkpoint)])
             # A newer one may have been stored between the two reads.
             if any(write_row.newest != row.checkpoint_id for write_row in rows):
                 rows = WRITES.all(transaction, checkpoint.key.columns())
@@ -399,7 +394,6 @@ class GraphStore:
         entries: Mapping[str, Any] | None = None,
         threads: Sequence[str] | None = None,
     ) -> list[GraphCheckpoint]:
-        """List one page of graph checkpoints, newest first."""
         columns = GRAPH_CHECKPOINT.c
         query = select(GRAPH_CHECKPOINT).limit(limit)
         query = query if threads is None else query.where(columns.thread_id.in_(threads))
@@ -431,7 +425,6 @@ class GraphStore:
         return [parse_graph_checkpoint(row) for row in transaction.execute(query).all()]
 
     def has_subgraphs(self, transaction: Reading, thread: str) -> bool:
-        """Return whether a thread has checkpoints of subgraphs."""
         c = GRAPH_CHECKPOINT.c
         query = select(c.ns).where(c.thread_id == thread, c.ns != "").limit(1)
         return transaction.execute(query).first() is not None

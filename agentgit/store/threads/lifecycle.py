@@ -10,9 +10,9 @@ from sqlalchemy import and_, column, delete, distinct, exists, func, inspect, se
 from agentgit.errors import Conflict
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
+from agentgit.store.sql.rows import copy_rows
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import copy_rows
 from agentgit.store.threads.delta_values import ancestors
 from agentgit.store.threads.graph_rows import KEY_COLUMNS, GraphCheckpoint, parameter_conditions, parse_graph_checkpoint
 from agentgit.store.threads.owners import SESSION_THREAD_PREFIX

@@ -15,9 +15,9 @@ from agentgit.effects.results import SERIALIZED_KEY
 from agentgit.store.objects.blobs import Leaf, compact, pack
 from agentgit.store.objects.content import Body
 from agentgit.store.objects.plain_values import MESSAGE, MESSAGE_PY, READERS, encode_leaf
+from agentgit.store.sql.rows import update_rows
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import update_rows
 from agentgit.store.threads import model_calls
 from agentgit.store.threads.graph_rows import GraphCheckpoint, hash_state, parse_graph_checkpoint
 from agentgit.store.threads.graph_store import GraphStore

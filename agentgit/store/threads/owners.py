@@ -16,9 +16,9 @@ from agentgit.store.objects.blobs import FAMILY_LOCKS, BlobStore, family_of, unp
 from agentgit.store.objects.lru import LRUCache
 from agentgit.store.objects.packing import split_hashes
 from agentgit.store.sql.compiled_statement import CompiledStatement
+from agentgit.store.sql.rows import update_rows
 from agentgit.store.sql.tables import BLOB, BRANCH, GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import update_rows
 from agentgit.store.threads.graph_rows import parameter_conditions
 
 SESSION_THREAD_PREFIX = "agentgit-"

@@ -88,7 +88,6 @@ def subgraph_heads(transaction: Reading, graph_key: GraphKey) -> dict[str, str]:
 
 
 def unpack(data: bytes | None, row: str) -> list[PendingWrites] | None:
-    """Parse the pending writes that a checkpoint recorded."""
     if data is None:
         return None
     try:
@@ -128,7 +127,6 @@ class TaskWrites(NamedTuple):
         return "failed" if ERROR in values else "begun"
 
     def values(self, channel: str) -> list[bytes]:
-        """Return the hashes of the values that it wrote to a channel."""
         return [write["value"][:HASH_BYTES] for write in self.writes if write["channel"] == channel]
 
     @property

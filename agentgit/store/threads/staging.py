@@ -8,9 +8,9 @@ from hashlib import sha256
 from sqlalchemy import delete, exists, func, select
 
 from agentgit.store.objects.blobs import BlobStore, family_of
+from agentgit.store.sql.rows import update_rows
 from agentgit.store.sql.tables import BLOB, GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import update_rows
 from agentgit.store.threads.graph_rows import KEY_COLUMNS, GraphKey
 from agentgit.store.threads.owners import SESSION_THREAD_PREFIX, copy_values_of_thread
 

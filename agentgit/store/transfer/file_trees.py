@@ -6,14 +6,13 @@ In memory are one part of a file, the hashes and sizes of the contents, and a su
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple
 
 from agentgit.store.transfer import paths
 from agentgit.store.transfer.json_shapes import anything, decode_bytes, digest, label, named, number
 from agentgit.store.transfer.paths import LONGEST_PATH, fold_name, levels_up, text_of
-from agentgit.store.transfer.unpacked_sizes import UnpackedSizes
 
 Record = Mapping[str, Any]
 
@@ -65,6 +64,41 @@ SHAPES = {
 """The shapes of the records of files. The parts of a file come before it."""
 
 
+UNPACKED_BYTES_ALLOWED, MAX_UNPACK_RATIO = 2**30, 100
+"""The size to which a value or a directory may unpack: so many bytes or, if it is more, so many times all contents."""
+
+
+class UnpackedSizes:
+    """The sizes to which the values or the files of an export unpack. Each comes after those that it refers to."""
+
+    def __init__(self, kind: str) -> None:
+        self._kind = kind
+        self._sizes: dict[bytes | int, int] = {}
+        self._content_bytes = 0
+
+    def add(self, key: bytes | int, size: int, parts: Iterable[bytes | int] = ()) -> int:
+        self._content_bytes += size
+        total = size + self.require(parts)
+        if key in self._sizes:
+            raise ValueError(f"is a duplicate of {self._name(key)}")
+        self._sizes[key] = total
+        return total
+
+    def require(self, parts: Iterable[bytes | int]) -> int:
+        """Check that the parts came before, and that they do not unpack to too much together."""
+        total = 0
+        for part in parts:
+            if part not in self._sizes:
+                raise ValueError(f"refers to {self._name(part)}, which did not come before it")
+            total += self._sizes[part]
+        if total > max(UNPACKED_BYTES_ALLOWED, MAX_UNPACK_RATIO * self._content_bytes):
+            raise ValueError(f"unpacks to more than {MAX_UNPACK_RATIO} times the {self._kind}s of the export")
+        return total
+
+    def _name(self, key: bytes | int) -> str:
+        return f"directory {key}" if isinstance(key, int) else f"{self._kind} {key.hex()}"
+
+
 class FileSink:
     """The receiver of the files of an export while it is checked; this one drops them."""
 
@@ -82,10 +116,7 @@ class FileSink:
 
 
 class _Folder(NamedTuple):
-    """A checked directory: the number of paths in it, its longest path, and what it leaves out.
-
-    `levels` is the number of directories that must be above it, because a link leads up to there.
-    """
+    """A checked directory. `levels` is the number of directories that must be above it, because a link leads there."""
 
     paths: int
     longest: int
@@ -107,7 +138,6 @@ class FileChecker:
     # -- contents
 
     def check_part(self, record: Record) -> None:
-        """Check a part of the contents of the next file."""
         data = decode_bytes(record["data"])
         if len(data) > PART_BYTES:
             raise ValueError(f"has more than {PART_BYTES} bytes")
@@ -116,7 +146,6 @@ class FileChecker:
         self._sink.data(data)
 
     def check_file(self, record: Record) -> None:
-        """Check a file, whose parts came before it."""
         self._sizes.add(record["id"], self._size)
         if self._size != record["size"] or self._hash.digest() != record["id"]:
             raise ValueError("does not match its hash or its size")
@@ -124,14 +153,12 @@ class FileChecker:
         self._hash, self._size = sha256(), 0
 
     def check_end(self) -> None:
-        """Check that no part is left over."""
         if self._size:
             raise ValueError("comes after a part that belongs to no file")
 
     # -- directories
 
     def check_folder(self, record: Record) -> None:
-        """Check a directory; everything in it came before."""
         if record["id"] != len(self._folders) + 1:
             raise ValueError("is not the next directory")
         items: Mapping[bytes, Item] = record["items"]

@@ -23,8 +23,8 @@ from agentgit.store.sql import tables as t
 from agentgit.store.sql.batch import MAX_PARAMETERS as ROWS_AT_ONCE
 from agentgit.store.sql.encryption import PlainBytes
 from agentgit.store.sql.ids import new_id
+from agentgit.store.sql.rows import insert_rows
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.sql.writes import insert_rows
 from agentgit.store.store import Store
 from agentgit.store.threads.owners import thread_of_branch
 from agentgit.store.transfer.forms import THREAD, Chunks, ListItems, decode_row, shape_of

@@ -20,7 +20,7 @@ from agentgit.store.objects.packing import CHUNK, split_hashes
 from agentgit.store.objects.plain_values import MESSAGES
 from agentgit.store.sql import tables as t
 from agentgit.store.transfer import file_trees
-from agentgit.store.transfer.file_trees import FileChecker, FileSink
+from agentgit.store.transfer.file_trees import FileChecker, FileSink, UnpackedSizes
 from agentgit.store.transfer.forms import TABLES, THREAD, Chunks, ListItems, references_of, shape_of, travelling
 from agentgit.store.transfer.json_shapes import (
     Nullable,
@@ -34,7 +34,6 @@ from agentgit.store.transfer.json_shapes import (
     walk,
 )
 from agentgit.store.transfer.lines import LineReader, damaged_line, read_lines
-from agentgit.store.transfer.unpacked_sizes import UnpackedSizes
 from agentgit.store.transfer.values import is_message, require_readable
 from agentgit.values import UNREADABLE
 
@@ -151,17 +150,14 @@ class Checker:
             if None not in values:
                 self._require(reference.referred_table.name, targets, values, is_later=bool(reference.deferrable))
         for names in _keys_of(table):
-            self._add_key(table, names, tuple(row.get(name, 0) for name in names))
+            values, known = tuple(row.get(name, 0) for name in names), self._keys[table.name, names]
+            if values in known:
+                shown = ", ".join(f"{name} {row[name]!r}" for name in names if name in row)
+                raise ValueError(f"is a duplicate of {table.name} {shown}")
+            known.add(values)
         check = getattr(self, f"_check_{table.name}", None)
         if check is not None:
             check(row)
-
-    def _add_key(self, table: Table, names: Key, values: Key) -> None:
-        known = self._keys[table.name, names]
-        if values in known:
-            shown = ", ".join(f"{name} {value!r}" for name, value in zip(names, values, strict=True) if value != 0)
-            raise ValueError(f"is a duplicate of {table.name} {shown}")
-        known.add(values)
 
     def _require(self, table: str, names: Key, values: Key, *, is_later: bool = False) -> None:
         """Check that there is a row with these values, now or at the end."""

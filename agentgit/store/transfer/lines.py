@@ -57,8 +57,6 @@ class LineWriter:
 
 
 class ExportLine(NamedTuple):
-    """A line of an export: its number, from 1, and its record."""
-
     number: int
     record: dict[str, Any]
 

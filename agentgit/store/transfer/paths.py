@@ -68,7 +68,7 @@ def link_problem(target: bytes, depth: int) -> str:
         return "is a link that may lead out of the workspace"
     if _has_controls(text_of(target)):
         return f"is a link whose target {CONTROLS}"
-    if _is_in_repository(text_of(target)):
+    if any(_normalize_name(name) in REPOSITORY_NAMES for name in text_of(target).split("/")):
         return f"is a link that {REPOSITORY_LINK}"
     return ELSEWHERE if any(_is_elsewhere(name) for name in text_of(target).split("/")) else ""
 
@@ -99,10 +99,6 @@ def _encode_path(value: Any, *, controls: bool = False) -> bytes:
 
 def _has_controls(value: str) -> bool:
     return any(unicodedata.category(character) == "Cc" for character in value)
-
-
-def _is_in_repository(value: str) -> bool:
-    return any(_normalize_name(name) in REPOSITORY_NAMES for name in value.split("/"))
 
 
 def name_problem(name: str) -> str:

@@ -15,11 +15,21 @@ from hashlib import sha256
 from secrets import token_bytes
 from typing import Any
 
+import orjson
+
 from agentgit.auth.secret_names import is_secret_name
 from agentgit.errors import InvalidInput
 from agentgit.store.objects.blobs import RECORD, Leaf, leaf, pack, unpack
 from agentgit.store.objects.packing import split_hashes
-from agentgit.store.objects.plain_values import CUSTOM_SERDE, DELTA, MESSAGE_MSGPACK, MSGPACK, NUMPY, READERS
+from agentgit.store.objects.plain_values import (
+    CUSTOM_SERDE,
+    DELTA,
+    MESSAGE_MSGPACK,
+    MSGPACK,
+    NUMPY,
+    READERS,
+    unpack_msgpack,
+)
 from agentgit.store.sql import tables as t
 from agentgit.store.threads.graph_rows import hash_state
 from agentgit.store.transfer.export import RecordSink, WriteRecord
@@ -75,7 +85,7 @@ class Secrets:
         if value.type in READERS:
             self._collect(READERS[value.type](value.data))
         elif value.type in (MSGPACK, MESSAGE_MSGPACK):
-            self._collect(_read_msgpack(value.data, _content))
+            self._collect(unpack_msgpack(value.data, _content))
 
     def _collect(self, value: Any) -> None:
         for is_secret, item in _leaves(value, is_secret=False):
@@ -141,7 +151,7 @@ class Secrets:
         if value.type in READERS:
             data = _dump(self.redacted(READERS[value.type](value.data)), is_ascii=value.type.endswith("+py"))
         elif value.type in (MSGPACK, MESSAGE_MSGPACK):
-            data = _write_msgpack(self.redacted(_read_msgpack(value.data, self._extension)))
+            data = _write_msgpack(self.redacted(unpack_msgpack(value.data, self._extension)))
         elif value.type in ("bytes", "bytearray"):
             data = self._bytes(value.data)
         elif value.type == CUSTOM_SERDE:
@@ -157,7 +167,7 @@ class Secrets:
         import ormsgpack  # a dependency of LangGraph; needed only for values that are not plain
 
         if code != NUMPY:
-            content = _read_msgpack(payload, self._extension)
+            content = unpack_msgpack(payload, self._extension)
             kept = 0 if code == DELTA else 2
             payload = _write_msgpack([*content[:kept], *map(self.redacted, content[kept:])])
         return ormsgpack.Ext(code, payload)
@@ -189,15 +199,7 @@ def _leaves(value: Any, *, is_secret: bool) -> Iterator[tuple[bool, str]]:
 
 def _dump(value: Any, *, is_ascii: bool) -> bytes:
     """Encode JSON as `agentgit.saver.leaf_codec` does, so that a rerun that makes an equal value gives it this hash."""
-    import orjson
-
     return json.dumps(value, separators=(",", ":")).encode() if is_ascii else orjson.dumps(value)
-
-
-def _read_msgpack(data: bytes, read_extension: Callable[[int, bytes], Any]) -> Any:
-    import ormsgpack  # as in `_extension`
-
-    return ormsgpack.unpackb(data, ext_hook=read_extension, option=ormsgpack.OPT_NON_STR_KEYS)
 
 
 def _write_msgpack(value: Any) -> bytes:
@@ -210,7 +212,7 @@ def _content(code: int, payload: bytes) -> Any:
     """Return what an object of LangGraph's serializer consists of, without the names of its type."""
     if code == NUMPY:
         return None
-    content = _read_msgpack(payload, _content)
+    content = unpack_msgpack(payload, _content)
     return content if code == DELTA else content[2:]
 
 

@@ -65,18 +65,35 @@ class ExportScope:
         return f"{self.point.branch_name}#{self.point.number}"
 
 
-def select_rows(store: Store, transaction: Reading, scope: ExportScope) -> Selection:
-    return (Selection if scope.branch is None else PathSelection)(store, transaction, scope)
+class _Exit(NamedTuple):
+    """The end of the path on a branch: the checkpoint, and what a fork there copies of the graph checkpoint."""
+
+    point: StoredRow
+    states: set[Key]
+    writes: Sequence[Row]
 
 
 class Selection:
-    """The rows of a whole session, which are read a page at a time."""
+    """The rows of a whole session, or those on the path to a branch or a checkpoint; they are read a page at a time."""
 
     def __init__(self, store: Store, transaction: Reading, scope: ExportScope) -> None:
         self.store, self.transaction, self.scope = store, transaction, scope
         self.session_id: int = scope.session.id
-        self.path: Sequence[StoredRow] = self._read_branches()
+        self.path = self._read_branches() if scope.branch is None else self._read_path(scope.branch)
         """The branches, each after its parent."""
+        self._exits: dict[int, _Exit] = {}
+        self._first_point: Row = {}
+        self._places: Mapping[int, Mapping[str, Any]] | None = None
+        """What changes of each call that is taken; None if all are taken as they are."""
+        if scope.branch is not None:
+            point_ids = [row.branch_point_id for row in self.path[1:]]
+            points = {row.id: row for row in store.checkpoints.find(transaction, t.CHECKPOINT.c.id.in_(point_ids))}
+            exits = [points[id] for id in point_ids] + ([scope.point] if scope.point is not None else [])
+            self._exits = {row.id: self._read_exit(point) for row, point in zip(self.path, exits, strict=False)}
+            self._first_point = next(self._rows(t.CHECKPOINT, "number", internal_session_id=self.path[0].id), {})
+            self._places = self._place_calls()
+        places = (self._places or {}).items()
+        self._beside = {id for id, place in places if place["internal_session_id"] == SYNTHETIC_ID}
 
     def _read_branches(self) -> Sequence[StoredRow]:
         rows: dict[int | None, StoredRow] = {
@@ -92,56 +109,6 @@ class Selection:
             ordered.update((one.id, one) for one in reversed(above))
         return list(ordered.values())
 
-    def session(self) -> Row:
-        """Return the row of the session."""
-        return self.scope.session._asdict()
-
-    def branches(self) -> Rows:
-        """Yield the branches."""
-        return (row._asdict() for row in self.path)
-
-    def states(self) -> Rows:
-        for branch in self.path:
-            yield from self._rows(t.GRAPH_CHECKPOINT, "ns seq", thread_id=branch.thread_id)
-
-    def writes(self) -> Rows:
-        for branch in self.path:
-            yield from self._rows(t.GRAPH_WRITE, thread_id=branch.thread_id)
-
-    def points(self) -> Rows:
-        for branch in self.path:
-            yield from self._rows(t.CHECKPOINT, "number", internal_session_id=branch.id)
-
-    def tags(self) -> Rows:
-        """Yield the tags."""
-        return self._rows(t.TAG, external_session_id=self.session_id)
-
-    def snapshots(self) -> list[StoredRow]:
-        """Return the snapshots of the checkpoints, and the last one of each branch up to its end."""
-        newest = (self.store.snapshots.newest_of_branch(self.transaction, row) for row in self._open_ended())
-        ids = {row["workspace_snapshot_id"] for row in self.points()} | {row.id for row in newest if row is not None}
-        return self.store.snapshots.load_rows(self.transaction, ids - {None})
-
-    def calls(self) -> Rows:
-        """Yield the calls."""
-        return self._rows(t.TOOL_INVOCATION, external_session_id=self.session_id)
-
-    def operations(self) -> Rows:
-        for row in self._rows(t.OPERATION, external_session_id=self.session_id):
-            if row["status"] != DONE:
-                name, status = f"{row['kind'].capitalize()} {row['id']}", row["status"]
-                raise Conflict(
-                    f"{name} of this session is {status}. Export another branch.", Next("resume", operation=row["id"])
-                )
-            yield row
-
-    def log(self) -> Rows:
-        return self._rows(t.WORLD_LOG, external_session_id=self.session_id)
-
-    def _open_ended(self) -> Sequence[StoredRow]:
-        """Return the branches that are taken up to their end."""
-        return self.path
-
     def _rows(self, table: Table, order: str = "", **values: Any) -> Rows:
         columns = [table.c[name] for name in order.split()] or table.primary_key
         query = select(table).where(*(table.c[name] == value for name, value in values.items())).order_by(*columns)
@@ -149,34 +116,7 @@ class Selection:
             for row in rows:
                 yield row._asdict()
 
-
-class _Exit(NamedTuple):
-    """The end of the path on a branch: the checkpoint, and what a fork there copies of the graph checkpoint."""
-
-    point: StoredRow
-    states: set[Key]
-    writes: Sequence[Row]
-
-
-class PathSelection(Selection):
-    """The rows on the path to a branch or a checkpoint."""
-
-    def __init__(self, store: Store, transaction: Reading, scope: ExportScope) -> None:
-        super().__init__(store, transaction, scope)
-        point_ids = [row.branch_point_id for row in self.path[1:]]
-        points = {row.id: row for row in store.checkpoints.find(transaction, t.CHECKPOINT.c.id.in_(point_ids))}
-        exits = [points[id] for id in point_ids] + ([scope.point] if scope.point is not None else [])
-        self._exits = {row.id: self._read_exit(point) for row, point in zip(self.path, exits, strict=False)}
-        c = t.CHECKPOINT.c
-        of_root = select(t.CHECKPOINT).where(c.internal_session_id == self.path[0].id).order_by(c.number).limit(1)
-        first = transaction.execute(of_root).first()
-        self._first_point: Row = first._asdict() if first is not None else {}
-        self._places = self._place_calls()
-        self._beside = {id for id, place in self._places.items() if place["internal_session_id"] == SYNTHETIC_ID}
-
-    def _read_branches(self) -> Sequence[StoredRow]:
-        branch = self.scope.branch
-        assert branch is not None  # noqa: S101  # else all rows are taken
+    def _read_path(self, branch: StoredRow) -> Sequence[StoredRow]:
         require_no_unfinished_rollback(branch)
         if is_simulated(branch):
             raise Conflict(
@@ -194,13 +134,14 @@ class PathSelection(Selection):
         return _Exit(point, keys, [row for row in writes if _key(row) in keys])
 
     def session(self) -> Row:
-        """Return the row of the session, whose current branch is the last one of the path."""
-        return {**super().session(), "current_branch_id": self.path[-1].id}
+        """Return the row of the session. The current branch of a path is the last one."""
+        row = self.scope.session._asdict()
+        return row if self.scope.branch is None else {**row, "current_branch_id": self.path[-1].id}
 
     def states(self) -> Rows:
         """Yield the graph checkpoints of the path, and those whose pending writes its checkpoints recorded."""
         recorded: set[Key] = set()
-        for row in self.points():
+        for row in self.points() if self._exits else ():
             pending = pending_writes.unpack(row["pending"], f"checkpoint {row['id']}") or ()
             recorded |= {(one.ns, one.checkpoint_id) for one in pending}
         for branch in self.path:
@@ -233,33 +174,33 @@ class PathSelection(Selection):
 
     def points(self) -> Rows:
         """Yield the checkpoints of the path, and the first one of the branch beside it."""
-        for row in super().points():
-            exit = self._exits.get(row["internal_session_id"])
-            if exit is None or row["number"] <= exit.point.number:
-                yield row
+        for branch in self.path:
+            exit = self._exits.get(branch.id)
+            for row in self._rows(t.CHECKPOINT, "number", internal_session_id=branch.id):
+                if exit is None or row["number"] <= exit.point.number:
+                    yield row
         if self._beside:
             empty = "name graph_checkpoint_id restore_point data pending workspace_snapshot_id"
             nothing = dict.fromkeys(empty.split())
-            place = {
-                "id": SYNTHETIC_ID,
-                "internal_session_id": SYNTHETIC_ID,
-                "number": 1,
-                "workspace_snapshot_id": None,
-            }
+            place = {"id": SYNTHETIC_ID, "internal_session_id": SYNTHETIC_ID, "number": 1}
             state = {"kind": "branch", "is_auto": True, "state_hash": b"", "message_count": 0}
             yield {**self._first_point, **nothing, **place, **state, "description": "what other branches did"}
 
     def tags(self) -> Rows:
-        """Yield the tags of the checkpoints on the path."""
+        rows = self._rows(t.TAG, external_session_id=self.session_id)
+        if self.scope.branch is None:
+            return rows
         known = {row["id"] for row in self.points()}
-        return (row for row in super().tags() if row["checkpoint_id"] in known)
+        return (row for row in rows if row["checkpoint_id"] in known)
 
     def branches(self) -> Rows:
         """Yield the branches of the path, and the one beside it."""
         for row in self.path:
-            meta = {name: value for name, value in as_object(row.meta).items() if name != MARK_KEY}  # of other branches
-            head_id = self._exits[row.id].point.id if row.id in self._exits else row.head_id
-            yield {**row._asdict(), "head_id": head_id, "meta": to_json(meta)}
+            changed: dict[str, Any] = {"head_id": self._exits[row.id].point.id} if row.id in self._exits else {}
+            if self.scope.branch is not None:
+                meta = {name: value for name, value in as_object(row.meta).items() if name != MARK_KEY}
+                changed["meta"] = to_json(meta)  # a mark names other branches
+            yield {**row._asdict(), **changed}
         if self._beside:
             root, first = self.path[0], self._first_point
             tags = self.store.tags.all(self.transaction, self.session_id)
@@ -268,25 +209,20 @@ class PathSelection(Selection):
             own = {"id": SYNTHETIC_ID, "thread_id": ELSEWHERE, "name": name, "head_id": SYNTHETIC_ID, "meta": b"{}"}
             yield {**root._asdict(), **start, **own}
 
-    def _open_ended(self) -> Sequence[StoredRow]:
-        return [row for row in self.path if row.id not in self._exits]
+    def snapshots(self) -> list[StoredRow]:
+        """Return the snapshots of the checkpoints, and the last one of each branch that is taken up to its end."""
+        ends = [row for row in self.path if row.id not in self._exits]
+        newest = (self.store.snapshots.newest_of_branch(self.transaction, row) for row in ends)
+        ids = {row["workspace_snapshot_id"] for row in self.points()} | {row.id for row in newest if row is not None}
+        return self.store.snapshots.load_rows(self.transaction, ids - {None})
 
     # -- calls
 
     def _place_calls(self) -> dict[int, dict[str, Any]]:
         """Return what changes of each call that is taken. Those beside the path get new numbers, on a branch there."""
         c = t.TOOL_INVOCATION.c
-        columns = (
-            c.id,
-            c.internal_session_id,
-            c.arrival,
-            c.batch,
-            c.kind,
-            c.status,
-            c.effect,
-            c.replay_of,
-            c.parent_id,
-        )
+        names = "id internal_session_id arrival batch kind status effect replay_of parent_id"
+        columns = [c[name] for name in names.split()]
         query = select(*columns).where(c.external_session_id == self.session_id).order_by(c.id)
         rows = self.transaction.execute(query).all()
         taken = {row.id: row for branch in self.path for row in self._track(branch, rows)}
@@ -324,15 +260,24 @@ class PathSelection(Selection):
 
     def calls(self) -> Rows:
         """Yield the calls of the path, and those beside it."""
-        for row in super().calls():
-            if row["id"] in self._places:
+        for row in self._rows(t.TOOL_INVOCATION, external_session_id=self.session_id):
+            if self._places is None:
+                yield row
+            elif row["id"] in self._places:
                 yield {**row, "made_on": row["made_on"] or row["internal_session_id"], **self._places[row["id"]]}
 
     def operations(self) -> Rows:
-        """Yield a rollback that kept the effects of the calls beside the path, so that the fence answers for them."""
+        """Yield the operations; of a path, a rollback that kept the effects of the calls beside it, for the fence."""
+        for row in self._rows(t.OPERATION, external_session_id=self.session_id) if self.scope.branch is None else ():
+            if row["status"] != DONE:
+                name, status = f"{row['kind'].capitalize()} {row['id']}", row["status"]
+                raise Conflict(
+                    f"{name} of this session is {status}. Export another branch.", Next("resume", operation=row["id"])
+                )
+            yield row
         if not self._beside:
             return
-        kept = [row["id"] for row in super().calls() if row["id"] in self._beside and _is_kept(row)]
+        kept = [row["id"] for row in self.calls() if row["id"] in self._beside and _is_kept(row)]
         steps = [{"invocation": id, "action": KEEP, "why": NOT_ON_THE_PATH} for id in kept]
         items = [{"invocation": id, "reason": NOT_ON_THE_PATH} for id in kept]
         last, at = self.path[-1], self.path[-1].created_at
@@ -345,8 +290,11 @@ class PathSelection(Selection):
 
     def log(self) -> Rows:
         """Yield the entries of the world log about the calls that are taken."""
-        entries = (row for row in super().log() if row["invocation_id"] in self._places)
-        return ({**row, "seq": seq, "operation_id": None} for seq, row in enumerate(entries, 1))
+        entries, places = self._rows(t.WORLD_LOG, external_session_id=self.session_id), self._places
+        if places is None:
+            return entries
+        taken = (row for row in entries if row["invocation_id"] in places)
+        return ({**row, "seq": seq, "operation_id": None} for seq, row in enumerate(taken, 1))
 
 
 def _key(row: Row) -> Key:

@@ -68,16 +68,7 @@ class TransferSummary:
         paths: Mapping[bytes, str],
         digest: str | None = None,
     ) -> TransferSummary:
-        """Create a summary from the header and the record counts of an export.
-
-        Args:
-            session: The session.
-            header: The header of the export.
-            counts: The number of records of each kind.
-            left: The number of snapshots that are left out, by reason.
-            paths: The paths that are left out of snapshots, each with the reason.
-            digest: The SHA-256 of the exported file, in hex.
-        """
+        """Create a summary from the header of an export and the number of its records of each kind."""
         field_counts = {name: counts.get(kind, 0) for name, kind in _KINDS_BY_FIELD.items()}
         snapshots = counts.get("workspace_snapshot", 0) - sum(left.values())
         return cls(

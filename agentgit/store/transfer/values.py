@@ -17,9 +17,9 @@ from agentgit.store.objects.plain_values import (
     MSGPACK,
     READERS,
     RUNS,
-    read_plain_msgpack,
     show,
     show_message,
+    unpack_msgpack,
 )
 from agentgit.store.transfer.json_shapes import Nullable, anything, is_shaped, items, named, one_of, require_flat, text
 
@@ -49,7 +49,9 @@ def require_readable(value: Leaf) -> None:
         if value.type in RUNS:
             items(displayed)
         if value.type in MESSAGES:
-            stored_message(read_plain_msgpack(value.data) if value.type == MESSAGE_MSGPACK else displayed)
+            # What only LangGraph can rebuild becomes an `object`, which is not a JSON type.
+            is_plain = value.type != MESSAGE_MSGPACK
+            stored_message(displayed if is_plain else unpack_msgpack(value.data, lambda *_: object()))
     except Exception as error:  # untrusted bytes may cause any exception
         problem = str(error) if type(error) is ValueError else type(error).__name__
         raise ValueError(f"of type {value.type} cannot be read ({problem})") from error
@@ -69,7 +71,6 @@ def is_message(value: Leaf) -> bool:
 
 
 def stored_message(value: Any) -> dict[str, Any]:
-    """Check a message in LangChain's stored form."""
     message: dict[str, Any] = is_shaped({"type": one_of(*ROLES), "data": anything}, value)
     is_shaped({"type": anything, "data": lambda data: _message_data(message["type"], data)}, message)
     _require_displayed(message)  # also fields that are only standard in other kinds of messages

@@ -98,7 +98,6 @@ def _check_file(transaction: Reading, level: int, report: FsckReport) -> None:
 
 
 def _check_values(transaction: Reading, store: Store, report: FsckReport) -> None:
-    """Check the stored values, and the graph checkpoints and writes that refer to them."""
     stored_hashes = check_values(transaction, store, report)
     check_states(transaction, stored_hashes, report)
     check_pending(transaction, stored_hashes, report)

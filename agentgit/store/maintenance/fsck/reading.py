@@ -41,7 +41,6 @@ class FsckReport:
         self._callback_error: Exception | None = None
 
     def add(self, row: str, what: str, todo: str) -> None:
-        """Add a finding; see `Finding` for the arguments."""
         finding = Finding(row=_printable(row), what=_printable(what), todo=todo)
         if len(self.findings) >= MOST:
             self.more += 1
@@ -49,12 +48,10 @@ class FsckReport:
             self.findings.append(finding)
 
     def add_unreadable(self, row: str, error: Exception) -> None:
-        """Add a finding about a row whose values cannot be read."""
         text = error.message if isinstance(error, AgentGitError) else str(error)
         self.add(row, f"it cannot be read: {text.rstrip('.') or type(error).__name__}", RESTORE)
 
     def advance(self, count: int) -> None:
-        """Record that `count` more rows were checked."""
         self.objects += count
         if self._progress is not None:
             try:

@@ -96,7 +96,6 @@ class RowCheck:
                 self.report.add(row_name(table, key), problem, RESTORE)
 
     def check_json(self) -> None:
-        """Check the objects of sessions, events and snapshots of files."""
         for column in (SESSION.c.meta, EVENT.c.detail, WORKSPACE_SNAPSHOT.c.settings):
             for id, data in self.read(column.table.c.id, column):
                 self.require_json(f"{column.table.name} {id}", column.name, data)
@@ -155,7 +154,6 @@ class RowCheck:
     # -- what tools did
 
     def check_calls(self) -> None:
-        """Check the arguments, results and answers of calls, and what writes to memory need."""
         c = TOOL_INVOCATION.c
         for name in ("replay_of", "parent_id"):
             others = dict(self._read_raw(self._select(c.id, c[name]).where(c[name].is_not(None))))
@@ -172,7 +170,6 @@ class RowCheck:
                     self.report.add(name, "it is a write to memory without the item or the value before it", RESTORE)
 
     def check_operations(self) -> None:
-        """Check the request and report of each operation, and the calls of its steps."""
         c = OPERATION.c
         for row in self.read(c.id, c.request, c.report):
             name = f"operation {row.id}"

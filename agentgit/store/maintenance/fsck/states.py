@@ -36,8 +36,8 @@ def check_heads(transaction: Reading, store: Store, report: FsckReport) -> None:
 def _check_head(transaction: Reading, store: Store, branch: StoredRow, report: FsckReport) -> None:
     name = f"internal_session {branch.id}"
     newest = store.graphs.newest(transaction, branch.thread_id)
-    heads = store.checkpoints.find(transaction, CHECKPOINT.c.id == branch.head_id) if branch.head_id is not None else []
-    head = heads[0] if heads else None  # a missing head is already reported
+    # A missing head is already reported.
+    head = store.checkpoints.find_one(transaction, branch.head_id) if branch.head_id is not None else None
     if newest is None:
         if head is not None and head.graph_checkpoint_id is not None:
             report.add(name, f"the thread of branch {branch.name} is empty, but its head has a state", RESTORE)
@@ -69,7 +69,6 @@ def _hash_part(part: Part) -> bytes:
 
 
 def check_states(transaction: Reading, stored_hashes: StoredHashes, report: FsckReport) -> None:
-    """Check the graph checkpoints and the pending writes."""
     c, w = GRAPH_CHECKPOINT.c, GRAPH_WRITE.c
     columns = c if report.with_hashes else (c.external_session_id, c.thread_id, c.ns, c.checkpoint_id, c.channels)
     for row in read_rows(transaction, checked(report, *columns), report):

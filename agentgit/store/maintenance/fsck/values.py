@@ -73,7 +73,6 @@ class _ValueCheck:
             self._add_finding(key, f"it cannot be read ({error})")
 
     def check_value(self, key: bytes, type_: str, codec: int, size: int, data: bytes) -> None:
-        """Check one row of the table `blob`."""
         if type_ == LIST:
             self._check_list(key, codec, size, data)
         elif codec == CHUNKED and type_ != CHUNK:
