@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Generator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -215,7 +216,9 @@ class HostSaver(ThreadReader, metaclass=_ShownByHost):
         graphs = ServedGraphs.of(self._context.registry)
         for run_id in map(str, run_ids):
             run = graphs.runs.get(run_id)
-            if run is None or run.thread_id in graphs.held or self._sessions.find(run.thread_id) != run.session_id:
+            if run is None or self._sessions.find(run.thread_id) != run.session_id:
+                continue
+            if run.thread_id in graphs.held:  # another call rolls it back
                 continue
             graphs.held.add(run.thread_id)
             try:
@@ -286,7 +289,8 @@ async def _await(attempts: Generator[None, None, None]) -> None:
             while await asyncio.to_thread(next, attempts, _END) is not _END:
                 await asyncio.sleep(POLL_INTERVAL)
     finally:
-        attempts.close()
+        with suppress(ValueError):  # this task was cancelled, and the thread goes on with it
+            attempts.close()
 
 
 _END: Any = object()
