@@ -207,7 +207,7 @@ class RollbackFiles:
             is_unknown = earlier.changed_by == CRASH and changed_by != RESTORE  # which an operation resumed to its end
             states.append(FileState(row.snapshot, UNKNOWN if is_unknown else changed_by))
         for row in rows:
-            adapter.fetch_if_moved(snapshot_ref_from_row(row))
+            adapter.fetch_own(snapshot_ref_from_row(row))
         is_known = bool(rows) and rows[-1].changed_by != CRASH and not has_begun
         changed_since = (TURN if is_running else PERSON) if is_known else UNKNOWN
         return FileHistory(states, changed_since, overwrites=overwrites, has_begun=has_begun)

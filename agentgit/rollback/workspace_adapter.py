@@ -171,20 +171,22 @@ class WorkspaceAdapter:
         """Return whether a snapshot was taken by this workspace."""
         return bool(snapshot.settings.get("storage") == self.settings["storage"])
 
-    def _was_moved(self, snapshot: SnapshotRef) -> bool:
-        """Return whether the directory of a snapshot is missing; it is then assumed to have been moved here."""
-        return not self._is_own_snapshot(snapshot) and not os.path.isdir(str(snapshot.settings.get("workspace")))
+    def _is_of_this_directory(self, snapshot: SnapshotRef) -> bool:
+        """Return whether a snapshot in another storage is of this directory, or of a missing one: it was moved here."""
+        directory = str(snapshot.settings.get("workspace"))
+        is_here = directory == self.workspace.workspace_dir or not os.path.isdir(directory)
+        return is_here and not self._is_own_snapshot(snapshot)
 
-    def fetch_if_moved(self, snapshot: SnapshotRef) -> None:
-        """Copy a snapshot here whose directory was moved here."""
-        if self._was_moved(snapshot) and not snapshot.is_imported:
+    def fetch_own(self, snapshot: SnapshotRef) -> None:
+        """Copy a snapshot of this directory here from another storage."""
+        if self._is_of_this_directory(snapshot) and not snapshot.is_imported:
             self._fetch_snapshot(snapshot)
 
     def _fetch_snapshot(self, snapshot: SnapshotRef) -> None:
         """Copy a snapshot of another workspace here, even if its directory was moved and only its storage is left."""
         if self._is_own_snapshot(snapshot):
             return
-        moved_to = self.workspace.workspace_dir if self._was_moved(snapshot) else None
+        moved_to = self.workspace.workspace_dir if self._is_of_this_directory(snapshot) else None
         with closing(_open_workspace(snapshot.settings, moved_to)) as source:
             self.engine.adopt(engine_of(source), snapshot.snapshot, self.holder)
 

@@ -24,9 +24,8 @@ __all__ = ["desk", "home"]  # fixtures that the tests use
 
 def wrapped(repo, desk, session="s", **options):
     """Wrap the graph of a desk with its directory as the workspace."""
-    return repo.wrap(
-        desk.graph(), session, effects=desk.world.effects(), check_effects=False, workspace=desk.root, **options
-    )
+    options = {"workspace": desk.root, **options}
+    return repo.wrap(desk.graph(), session, effects=desk.world.effects(), check_effects=False, **options)
 
 
 @pytest.fixture
@@ -346,6 +345,19 @@ def test_the_mode_and_the_absence_of_a_directory_are_a_persons_too(repo, desk):
     assert (desk.root / "d").stat().st_mode & 0o777 == 0o700
     assert desk.files == {"d/key": "one"}
     assert (desk.root / "h" / "i").is_dir()
+
+
+def test_another_storage_of_the_same_directory_makes_nobody_a_writer(repo, desk, tmp_path):
+    """As where a session is wrapped with a storage of its own, and served with that of the directory."""
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    agent.run("write a.txt two")
+    other = wrapped(repo, desk, workspace=Workspace(desk.root, tmp_path / "other"))
+    (desk.root / "mine.txt").write_text("mine")
+    changes = other.plan_rollback("main#2", files="overwrite").files.changes
+    assert {(one.action, one.path) for one in changes} == {("write", "a.txt"), ("left", "mine.txt")}
+    other.rollback("main#2")
+    assert desk.files == {"a.txt": "one", "mine.txt": "mine"}
 
 
 @pytest.mark.parametrize("gone", ["the objects", "the directory"])
