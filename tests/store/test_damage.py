@@ -97,7 +97,9 @@ class Hand:
             self._set(table, row, column, before)
 
     def rows(self, table, order="1"):
-        return [row[0] for row in self._run(f'SELECT {self.place} FROM "{table.name}" ORDER BY {order}')]
+        """Return the places of the rows of a table, without those that only writers lock."""
+        where = "WHERE external_session_id NOT BETWEEN -64 AND -1" if table.name == "blob" else ""
+        return [row[0] for row in self._run(f'SELECT {self.place} FROM "{table.name}" {where} ORDER BY {order}')]
 
     def write(self, table, row, column, value):
         """Write a literal into a cell, and return the new place of the row, or None if the database refuses it."""

@@ -3,7 +3,7 @@
 import inspect
 
 import pytest
-from langchain_core.runnables import Runnable
+from langgraph.pregel import Pregel
 
 import agentgit
 from agentgit import Repository, RollbackAgent, Session, errors
@@ -33,8 +33,8 @@ OWNERS = (
 """The classes whose methods read and write the database."""
 
 NO_TWIN = {
-    # These make tools or describe the graph, and do no IO.
-    RollbackAgent: {"as_tool", "checkpoint_tools", "get_context_jsonschema"},
+    # These make tools, and do no IO.
+    RollbackAgent: {"checkpoint_tools"},
     # `trust`, `graph` and `saver` do not use the database; a repository is closed at the end, when no event loop runs.
     Repository: {"trust", "graph", "saver", "close"},
     Events: {"on"},  # registers a callback
@@ -48,9 +48,9 @@ def test_every_public_method_has_an_async_twin_with_the_same_parameters(owner):
     methods = {
         name: method
         for name, method in inspect.getmembers(owner, callable)
-        if not name.startswith("_") and not hasattr(Runnable, name)
+        if not name.startswith("_") and not hasattr(Pregel, name)
     }
-    twins = {name for name in methods if name[0] == "a" and name[1:] in {*methods, *dir(Runnable)}}
+    twins = {name for name in methods if name[0] == "a" and name[1:] in {*methods, *dir(Pregel)}}
     for name in methods.keys() - twins - NO_TWIN.get(owner, set()):
         twin = methods[f"a{name}"]
         assert inspect.iscoroutinefunction(twin) or inspect.isasyncgenfunction(twin)

@@ -89,24 +89,25 @@ class Batch:
 
     def _send(self, statements: Sequence[Statement]) -> None:
         try:
-            _send(self._driver, statements)
+            cursors = _send(self._driver, statements)
         except BaseException:
             # psycopg regards statements that the server skipped after a failure as prepared, so they would always fail.
             self._connection.invalidate()
             raise
+        for cursor, (_, _, on_result, _) in zip(cursors, statements, strict=True):
+            if on_result is not None:
+                on_result(cursor.rowcount, cursor.fetchall() if cursor.rownumber is not None else [])
 
 
-def _send(driver: Any, statements: Sequence[Statement]) -> None:
+def _send(driver: Any, statements: Sequence[Statement]) -> Sequence[Any]:
+    """Run statements, and return a cursor for each."""
     if len(statements) == 1 and len(statements[0].rows) < 2:  # a pipeline of one takes twice as long
         sql, rows, _, prepare = statements[0]
-        cursors = [driver.execute(sql, *rows, prepare=prepare)]
-    else:
-        shared = driver.cursor()
-        cursors = [driver.cursor() if one.on_result is not None or len(one.rows) > 1 else shared for one in statements]
-        _send_pipeline(driver, zip(cursors, statements, strict=True))
-    for cursor, (_, _, on_result, _) in zip(cursors, statements, strict=True):
-        if on_result is not None:
-            on_result(cursor.rowcount, cursor.fetchall() if cursor.rownumber is not None else [])
+        return [driver.execute(sql, *rows, prepare=prepare)]
+    shared = driver.cursor()
+    cursors = [driver.cursor() if one.on_result is not None or len(one.rows) > 1 else shared for one in statements]
+    _send_pipeline(driver, zip(cursors, statements, strict=True))
+    return cursors
 
 
 def _send_pipeline(driver: Any, statements: Iterable[tuple[Any, Statement]]) -> None:
