@@ -61,6 +61,7 @@ from agentgit.store.schema import schema
 from agentgit.store.sql.encryption import load_keyring
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads.graph_rows import (
+    AS_NODE,
     ASKED,
     ASKED_INDEX,
     INTERRUPT,
@@ -365,7 +366,7 @@ class SQLModelSaver(AsyncSaverMethods):
         return CheckpointTuple(
             self._config_of(stored.key),
             cast(Checkpoint, checkpoint),
-            cast(CheckpointMetadata, {**stored.meta, **typed_metadata}),
+            cast(CheckpointMetadata, {k: v for k, v in (stored.meta | typed_metadata).items() if k != AS_NODE}),
             self._config_of(parent) if parent else None,
             [
                 self._decode_write(write, bodies[write.value])

@@ -81,6 +81,13 @@ def test_its_checkpointer_reads_the_threads(app):
         app.checkpointer.put_writes(newest, [], "task")
 
 
+def test_the_metadata_of_an_update_are_langgraphs(app, plain):
+    """What is kept for a rerun, the node that the update names, is not among them."""
+    run(app, "add chair")
+    app.update_state(THREAD, said("add table"), as_node="model")
+    assert app.get_state(THREAD).metadata.keys() == {"source", "step", "parents"}
+
+
 def test_the_copy_for_a_host_shows_neither_checkpointer_nor_store(repo):
     """Its nodes have the store of the graph all the same, until the host gives another one."""
     seen, own, hosts = [], InMemoryStore(), InMemoryStore()
