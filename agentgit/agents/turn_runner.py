@@ -67,9 +67,14 @@ ENDING_TIMEOUT = 30.0
 On a busy machine the thread of that turn may take this long."""
 
 
+def is_nested(config: RunnableConfig | None) -> bool:
+    """Return whether a turn of another wrapped graph runs here."""
+    return any(find_recorder((one or {}).get("callbacks")) for one in (var_child_runnable_config.get(), config))
+
+
 def require_not_nested(config: RunnableConfig | None) -> None:
     """Check that a turn does not begin inside a turn of another wrapped graph."""
-    if any(find_recorder((one or {}).get("callbacks")) for one in (var_child_runnable_config.get(), config)):
+    if is_nested(config):
         raise as_bubble_up(
             InvalidInput(
                 "This agent was called inside a turn of another wrapped graph, so nothing was run: its effects would "

@@ -116,6 +116,8 @@ class PreparedGraph:
         add_types(*tools.hints)
         self.context, self.graph = context, graph
         self.user_id, self.name = context.user.id, str(graph.name)
+        self.is_bare = not effects and workspace is None
+        """True if the graph was given no effects and no workspace."""
         self.memory: Memory | None = as_memory(graph.store)
         """The store of the graph; None if it has none."""
         self.declarations: Sequence[Declaration] = tools.declarations

@@ -81,6 +81,33 @@ def test_its_checkpointer_reads_the_threads(app):
         app.checkpointer.put_writes(newest, [], "task")
 
 
+def test_a_served_graph_in_a_turn_of_another_is_its_plain_graph(repo, world):
+    """Its calls belong to the turn around it. With effects of its own it is refused: a rollback would not know them."""
+    effects = world.effects()
+    inner = repo.graph(tool_node_graph(obedient(), world.tools()))
+
+    def outer(child):
+        graph = StateGraph(MessagesState).add_node("child", child).add_edge(START, "child").compile()
+        return repo.graph(graph, effects=effects)
+
+    for number, child in enumerate([inner, lambda state: inner.invoke(state)]):
+        app, thread = outer(child), {"configurable": {"thread_id": f"outer {number}"}}
+        first = run_on(app, thread, "add chair")
+        run_on(app, thread, "add table")
+        assert world.items == ["chair", "table"]
+        app.invoke(said("hello"), first)
+        assert world.items == ["chair"]
+        world.items.clear()
+    assert {one.session_name for one in repo.sessions()} == {"outer 0", "outer 1"}
+    with pytest.raises(InvalidInput, match="inside a turn of another wrapped graph"):
+        run_on(outer(repo.graph(tool_node_graph(obedient(), world.tools()), effects=effects)), THREAD, "add chair")
+
+
+def run_on(app, thread, text):
+    app.invoke(said(text), thread)
+    return app.get_state(thread).config
+
+
 def test_the_metadata_of_an_update_are_langgraphs(app, plain):
     """What is kept for a rerun, the node that the update names, is not among them."""
     run(app, "add chair")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from typing import Any, Self
 
@@ -15,7 +15,7 @@ from agentgit.agents.branch_runner import Run
 from agentgit.agents.graph.threads import Threads
 from agentgit.agents.inputs import UPDATE
 from agentgit.agents.session_graph import SessionGraph
-from agentgit.agents.turn_runner import require_not_nested
+from agentgit.agents.turn_runner import is_nested, require_not_nested
 from agentgit.errors import AgentGitError, InvalidInput
 from agentgit.langgraph_internals import CONFIG_KEY_TASK_ID, is_internal_key
 from agentgit.next_steps import Next
@@ -39,6 +39,24 @@ class RollbackGraph(SessionGraph):
         except AgentGitError as error:
             error.face = "graph"
             raise
+
+    def _inside(self, config: RunnableConfig | None) -> Graph | None:
+        """Return the plain graph if a recorded turn runs it, which then records what it does.
+
+        It would lose effects and a workspace that only this graph was given.
+        """
+        return self._plain() if self.agentgit_threads.wrapped.is_bare and is_nested(config) else None
+
+    def _iterate(self, input: Any, config: RunnableConfig | None, options: dict[str, Any]) -> Iterator[Any]:
+        inner = self._inside(config)
+        return inner.stream(input, config, **options) if inner is not None else super()._iterate(input, config, options)
+
+    def _aiterate(
+        self, input: Any, config: RunnableConfig | None, options: dict[str, Any]
+    ) -> AsyncGenerator[Any, None]:
+        inner = self._inside(config)
+        chunks: Any = inner.astream(input, config, **options) if inner is not None else None
+        return super()._aiterate(input, config, options) if chunks is None else chunks
 
     async def _await_previous_run(self, config: RunnableConfig | None) -> None:
         await self.agentgit_threads.await_previous_run(self._config(config))
