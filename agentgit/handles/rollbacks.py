@@ -88,7 +88,7 @@ class Rollbacks(SessionAccess):
             foreign += self.context.engine().files.of_others(row, plan.files)
         if foreign:
             raise WorldDiverged(
-                f"Nothing was done, because this would also take back what other branches did: {'; '.join(foreign)}.",
+                f"Nothing was done, because this would also change what other branches did: {'; '.join(foreign)}.",
                 Next("switch_world", branch=row.name),
                 *next,
                 plan=plan,

@@ -141,7 +141,7 @@ class Life:
         )
         try:
             changes = go()
-        except (WorkspaceChanged, Conflict, NotFound):
+        except (WorkspaceChanged, WorldDiverged, Conflict, NotFound):
             assert self.desk.files == before, "what was refused has changed files"
             return
         after = self.desk.files
