@@ -392,11 +392,13 @@ def each_schema(name: str | None, every: bool) -> Iterator[AbstractContextManage
 def database(*, create: bool = False) -> Iterator[Database]:
     """Open a database for one command without checking its schema."""
     from agentgit.store.database import Database
+    from agentgit.store.schema import schema
 
     target_db = Database(address())
     try:
         if not create:
             target_db.require_file()
+        schema.require_wanted(target_db)
         yield target_db
     finally:
         target_db.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -161,8 +162,10 @@ def open_target(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
     if not isinstance(path, (str, Path)):
         yield path
         return
-    target_path = Path(path)
+    target_path = Path(os.path.realpath(path))  # a link stays a link
     try:
+        if target_path.exists() and not target_path.is_file():
+            raise InvalidInput(f"{target_path} is no file that can be replaced. Open it yourself, and pass the stream.")
         _require_no_database(target_path)
         with tempfile.NamedTemporaryFile(dir=target_path.parent, prefix=f".{target_path.name}.", delete=False) as file:
             temporary_path = Path(file.name)

@@ -257,7 +257,7 @@ class Rollbacks(SessionAccess):
         def create_request(transaction: Reading) -> Request | None:
             row = self.find_branch(transaction, branch, required_role)
             newest = store.graphs.newest(transaction, row.thread_id)
-            rewinds: list[tuple[SnapshotRef, str]] = []
+            rewinds: dict[int, tuple[SnapshotRef, str]] = {}
             for operation in store.operations.of_branch(transaction, row.id):
                 request = as_object(operation.request)
                 if request.get("sync") in ("note", "ignore"):
@@ -268,17 +268,17 @@ class Rollbacks(SessionAccess):
                 if not safety or ran_since or operation.status != DONE:
                     rewinds.clear()
                     continue
-                files = SnapshotRef(**request["files"])
-                if rewinds and rewinds[-1][1] == files.snapshot:  # it has undone the last one
-                    rewinds.pop()
-                else:
-                    rewinds.append((files, safety))
+                if request.get("undoes") is not None:
+                    rewinds.pop(request["undoes"], None)
+                elif report.files is not None and report.files.changed:
+                    rewinds[operation.id] = SnapshotRef(**request["files"]), safety
             if not rewinds:
                 return None
-            files, safety = rewinds[-1]
+            undone, (files, safety) = rewinds.popitem()
             snapshot = SnapshotRef(snapshot=safety, settings=files.settings).without_import_mark()
             target = self.context.lookup.target(transaction, row, "HEAD")[0]
-            return self._files_request(row.id, target, "before the files were brought back", snapshot)
+            again = self._files_request(row.id, target, "before the files were brought back", snapshot)
+            return replace(again, undoes=int(undone))
 
         return self.context.read(create_request)
 

@@ -28,7 +28,7 @@ from agentgit.effects.files import (
 )
 from agentgit.effects.plan import KEEP
 from agentgit.effects.registry import Registry
-from agentgit.errors import AgentGitError, Conflict, NotAllowed, NotFound, Unavailable, WorkspaceChanged
+from agentgit.errors import AgentGitError, Conflict, NotFound, Unavailable, WorkspaceChanged
 from agentgit.next_steps import Next
 from agentgit.rollback.file_history import BLOCKED_WHY, OTHERS, UNHELD_WHY, FileHistory, FileState
 from agentgit.rollback.request import Request, SwitchRequest
@@ -224,7 +224,7 @@ class RollbackFiles:
             if changes.problem:
                 raise Unavailable(changes.problem)
         except AgentGitError as error:
-            if request.force and not request.is_of_files and not isinstance(error, Conflict | NotAllowed):
+            if request.force and not request.is_of_files and not isinstance(error, Conflict):
                 return changes or failed_restore(snapshot, error)  # what cannot be restored stays as it is
             text = f"Nothing was done. The files cannot be restored: {error.message.rstrip('.')}."
             raise Unavailable(text, *error.next, *request.without_files) from error
@@ -373,13 +373,14 @@ class RollbackFiles:
         """
         request = as_object(row.request)
         known = request.get("files_known")
-        if changes is None or changes.problem:
+        if changes is None or (changes.problem and not changes.now):
             return [(SnapshotRef(**known), RESTORE)] if known is not None else []
         restored = SnapshotRef(**request["files"]).without_import_mark()
         if not changes.now:
             return [(restored, RESTORE)]
         settings = self._adapter(row.external_session_id, SnapshotRef(**request["files"])).settings
-        return [(restored, STORED), (SnapshotRef(snapshot=changes.now, settings=settings), changes.now_by)]
+        now = SnapshotRef(snapshot=changes.now, settings=settings), changes.now_by
+        return [now] if changes.problem else [(restored, STORED), now]
 
     def _adapter(self, session_id: int, snapshot: SnapshotRef) -> WorkspaceAdapter:
         """Return the attached workspace of a session; if none is attached here, the workspace of the files."""

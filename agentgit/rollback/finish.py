@@ -78,7 +78,8 @@ class Finisher:
             world_seen = request.get("seen") if request.get("sync") in ("note", "ignore") else None
             branch = sessions.branch(transaction, row.internal_session_id)
             self._open_branch(transaction, branch, files, current=current, world_seen=world_seen)
-        if file_changes is not None and file_changes.problem:  # some may be restored, and others not
+        if file_changes is not None and file_changes.problem and (status != DONE or not file_changes.now):
+            # Some may be restored, and others not.
             self.store.snapshots.record_crash(transaction, row.external_session_id)
         if status == DONE and groups["drifted"]:
             branch = sessions.branch(transaction, row.internal_session_id)

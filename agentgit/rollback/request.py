@@ -75,6 +75,8 @@ class Request(RollbackOptions):
     ref: str | int | None = None
     """The reference by which another call can name the target; None if none can."""
     overwrites_files: bool = False
+    undoes: int | None = None
+    """The rewind of files that this undoes."""
 
     def __post_init__(self) -> None:
         if not isinstance(self.files, SnapshotRef):

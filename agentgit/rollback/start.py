@@ -87,6 +87,7 @@ class Starter:
                 "tools": request.tools,
                 "replay": request.replay,
                 "point": moved_to(target),
+                "undoes": request.undoes,
                 "accepted": sorted(self.planner.accepted_ids(transaction, request.source_id)),
                 **self._request_fields(transaction, session_id, request, snapshot, plan, found),
             },

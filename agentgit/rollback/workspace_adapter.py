@@ -123,7 +123,9 @@ class WorkspaceAdapter:
             try:
                 result = self.engine.restore(snapshot.snapshot, choose=history.choose, aside=aside)
             except (AgentGitError, OSError) as error:
-                return replace(self.done(snapshot, history, found, aside), problem=str(error))
+                done = replace(self.done(snapshot, history, found, aside), problem=str(error))
+                now_by = RESTORE if self.engine.last_safety == found else UNKNOWN
+                return replace(done, now=self.take_snapshot("after a rollback").snapshot, now_by=now_by)
             changes = self.done(snapshot, history, found, aside, result)
             is_whole = self.engine.is_at(snapshot.snapshot)
             now = "" if is_whole else self.take_snapshot("after a rollback").snapshot
@@ -184,7 +186,7 @@ class WorkspaceAdapter:
 
     def _fetch_snapshot(self, snapshot: SnapshotRef) -> None:
         """Copy a snapshot of another workspace here, even if its directory was moved and only its storage is left."""
-        if self._is_own_snapshot(snapshot):
+        if self._is_own_snapshot(snapshot) or self.engine.catalog.get_row(snapshot.snapshot) is not None:
             return
         moved_to = self.workspace.workspace_dir if self._is_of_this_directory(snapshot) else None
         with closing(_open_workspace(snapshot.settings, moved_to)) as source:

@@ -83,6 +83,8 @@ class Engine:
         self.catalog = Catalog(os.path.join(self.storage, CATALOG))
         self.listeners: dict[str, list[Callable[[Any], None]]] = {event: [] for event in EVENTS}
         self._thread_lock, self._is_locked = threading.RLock(), False
+        self.last_safety = ""
+        """The id of the safety snapshot of the last restore; empty if it took none."""
         self.finished: tuple[Restored, bool] | None = None
         """The restore that `locked` has just finished, because a kill had interrupted it, and whether it is an undo."""
         self.custom: CustomEnvironment | None = None
@@ -263,7 +265,7 @@ class Engine:
         aside: str = "",
     ) -> Restored:
         """Restore a snapshot after a safety snapshot; what is chosen stays; an undo deletes it."""
-        row = self.require(ref)
+        row, self.last_safety = self.require(ref), ""
         safety = new_snapshot(f"before restoring {ref}", SAFETY)
         if self.custom is not None:
             return self._restore_custom(self.custom, row, safety, paths)
@@ -271,6 +273,7 @@ class Engine:
         kept = self._files.choose(choose, row, captured, paths)
         self._files.store_again(row, captured, paths, kept)
         safety = self._add(safety, captured)
+        self.last_safety = safety.id
         pending = PendingRestore(row.snapshot.id, safety.id, aside or secrets.token_hex(8), paths, kept, is_undo)
         self.catalog.set({PENDING: pending.encode()})
         try:

@@ -223,7 +223,7 @@ class Files:
         for path, (_, after) in changes.items():
             if not _can_write_in(os.path.dirname(os.path.join(self._root, path))):
                 yield path, b"its directory cannot be written"
-            elif is_leaf(after) and path not in done and after.oid not in self.objects:
+            elif is_leaf(after) and path not in done and not self.objects.can_read(after.oid):
                 yield path, b"its stored contents are lost"
 
     def diff(self, old: CatalogRow | None, new: CatalogRow | None, paths: Chosen) -> WorkspaceDiff:
@@ -269,7 +269,8 @@ class Files:
         """Remove stored objects that nothing needs, and return the number of bytes freed."""
         index = self._catalog.load_index(self.cached_index)
         needed = {*map(bytes.fromhex, trees), *({index.tree} - {b""})}
-        return self.objects.collect(needed, self._trees.reachable(needed))
+        known = {one.oid for folder in index.folders.values() for one in folder.files.values()}  # below a damaged tree
+        return self.objects.collect(needed, self._trees.reachable(needed) | known)
 
     def copy(self, source: Objects, trees: Collection[bytes]) -> None:
         with self.objects.writing() as writer:

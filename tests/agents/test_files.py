@@ -4,6 +4,7 @@ import errno
 import json
 import re
 import shutil
+import zlib
 from pathlib import Path
 
 import backend
@@ -596,12 +597,19 @@ def _lose_the_snapshots(desk):
             workspace.delete(one.id)
 
 
+def _damage_what_is_stored(desk):
+    for pack in Path(Workspace(desk.root).storage_dir).rglob("*.pack"):
+        data = pack.read_bytes()
+        if (at := data.find(zlib.compress(b"one", 1))) >= 0:
+            pack.write_bytes(data[: at + 3] + bytes([data[at + 3] ^ 1]) + data[at + 4 :])
+
+
 def _lose_what_is_stored(desk):
     for pack in Path(Workspace(desk.root).storage_dir).rglob("*.idx"):
         pack.unlink()
 
 
-@pytest.mark.parametrize("lose", [_lose_the_folder, _lose_the_snapshots, _lose_what_is_stored])
+@pytest.mark.parametrize("lose", [_lose_the_folder, _lose_the_snapshots, _lose_what_is_stored, _damage_what_is_stored])
 def test_unrestorable_files_stop_a_rollback_before_it_begins(agent, repo, desk, lose):
     lose(desk)
     with pytest.raises(Unavailable, match="files=False"):
@@ -627,6 +635,30 @@ def test_force_goes_on_without_files_that_cannot_be_restored(agent, desk, lose):
     assert desk.files == files
 
 
+def test_what_a_forced_rollback_restored_is_its_own(agent, desk):
+    """It leaves the file whose contents are damaged, and a redo brings the others back."""
+    _damage_what_is_stored(desk)
+    retry = agent.rollback("before", force=True)
+    assert desk.files == {"a.txt": "two"}
+    retry.redo()
+    assert desk.files == NOW
+
+
+def test_a_project_that_is_moved_with_its_snapshots_keeps_them(repo, desk, tmp_path):
+    project = tmp_path / "project"
+    desk.root.rename(project)
+    (project / "work").mkdir()
+    desk.root.symlink_to(project / "work")
+    wrapped(repo, desk, workspace=Workspace(project / "work", project / "snapshots")).run("write a.txt one")
+    wrapped(repo, desk, workspace=Workspace(project / "work", project / "snapshots")).run("write a.txt two")
+    moved = project.rename(tmp_path / "moved")
+    desk.root.unlink()
+    desk.root.symlink_to(moved / "work")
+    agent = wrapped(repo, desk, workspace=Workspace(moved / "work", moved / "snapshots"))
+    agent.rollback("main#2")
+    assert desk.files == {"a.txt": "one"}
+
+
 @pytest.mark.parametrize("lose", [_lose_the_folder, _lose_what_is_stored])
 def test_a_redo_goes_on_without_files_that_were_lost_meanwhile(agent, desk, lose):
     retry = agent.rollback("before")
@@ -644,6 +676,21 @@ def test_a_rewind_of_files_decides_nothing_about_effects(agent, desk):
     assert [one.invocation.args for one in agent.plan_rollback("before").reversals] == [{"item": "table"}]
     agent.rollback("before")
     assert (desk.world.items, desk.files) == (["chair"], {"a.txt": "one"})
+
+
+def test_a_rewind_that_leads_back_to_the_files_before_another_is_no_redo_of_it(agent, desk):
+    """Nor is one that changes nothing a rewind: a redo never goes on to the rollback that made the branch."""
+    retry = agent.rollback("before")
+    retry.run("write a.txt three")
+    for ref in ("before", "before"):
+        retry.rewind_files(ref)
+    retry.redo()
+    assert (desk.files["a.txt"], desk.world.items) == ("three", ["chair"])
+    retry.rewind_files("before")
+    retry.rewind_files("HEAD")
+    assert desk.files["a.txt"] == "three"
+    retry.redo()
+    assert (desk.files["a.txt"], desk.world.items) == ("one", ["chair"])
 
 
 def test_each_rewind_is_redone_once_and_the_last_one_first(agent, desk):

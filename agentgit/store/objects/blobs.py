@@ -153,6 +153,20 @@ FAMILY_LOCKS = 64
 They are empty lists, which the first migration adds. Nothing refers to them, and nothing deletes them."""
 
 
+_is_family_lock = BLOB.c.external_session_id.between(-FAMILY_LOCKS, -1)
+
+
+def count_family_locks(transaction: Reading) -> int:
+    return int(transaction.execute(select(func.count()).where(_is_family_lock, BLOB.c.hash == EMPTY)).scalar_one())
+
+
+def restore_family_locks(transaction: Writing) -> None:
+    """Add the rows that writers to families lock, where they are missing; without them, nobody waits."""
+    empty = {"hash": EMPTY, "type": LIST, "codec": RAW, "size": 0, "data": PlainBytes(b"\0")}
+    rows = [{"external_session_id": -number, **empty} for number in range(1, FAMILY_LOCKS + 1)]
+    _INSERT.run(transaction, *rows)
+
+
 def family_of(thread: str) -> int:
     """Return the owner of the values of a thread that belongs to no session and is no copy: a negative number."""
     digest = sha256(thread.encode(errors="surrogatepass")).digest()

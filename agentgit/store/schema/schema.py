@@ -14,11 +14,12 @@ from sqlalchemy.sql.schema import SchemaItem
 from agentgit.errors import InvalidInput, NotAllowed, SchemaMismatch
 from agentgit.next_steps import Next
 from agentgit.store.database import Database
+from agentgit.store.objects.blobs import restore_family_locks
 from agentgit.store.schema import migrations
 from agentgit.store.schema.migrations import TABLE_NAMES, VERSION_TABLE
 from agentgit.store.sql.tables import METADATA
 from agentgit.store.sql.transaction import Reading
-from agentgit.store.sql.url import redacted_url
+from agentgit.store.sql.url import names_schema, redacted_url
 
 REVISION = "0001e"
 """The newest migration. A test compares it with the folder."""
@@ -144,6 +145,8 @@ def upgrade(database: Database) -> str:
         database.use_wal()  # which cannot be done in a transaction
     if existing != REVISION:
         database.write(lambda transaction: _upgrade_in_transaction(transaction, database), durable=True)
+    elif not database.is_sqlite:
+        database.write(restore_family_locks)
     return REVISION
 
 
@@ -284,6 +287,19 @@ def _require_schema(transaction: Reading, database: Database) -> None:
         raise SchemaMismatch(
             f"The search_path of {database.name} names no schema that this role may use. The owner of the database "
             "creates one with: agentgit db grant --schema SCHEMA --role ROLE"
+        )
+
+
+def require_wanted(database: Database) -> None:
+    """Check that connections are in the schema that the URL names, because a pooler may leave that out."""
+    if database.is_sqlite:
+        return
+    with database.reading() as transaction:
+        current = transaction.execute(text("SELECT current_schema()")).scalar()
+    if current is not None and not names_schema(database.url, current):
+        raise SchemaMismatch(
+            f"The connection is in schema {current}, and not in the one that was named: a pooler between has dropped "
+            "the setting. Nothing was done. Connect to the server itself."
         )
 
 
