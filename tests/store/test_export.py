@@ -437,6 +437,20 @@ def test_an_export_does_not_replace_a_database(repo, tmp_path):
         repo.session("s").export(tmp_path / "x")
 
 
+def test_an_export_replaces_only_files(repo, tmp_path):
+    """A pipe or a device stays what it is, and a link leads to the file."""
+    session, pipe, link = repo.session("s", create=True), tmp_path / "pipe", tmp_path / "link"
+    os.mkfifo(pipe)
+    link.symlink_to("file")
+    for target in (pipe, tmp_path):
+        with pytest.raises(InvalidInput, match="no file that can be replaced"):
+            session.export(target)
+    assert pipe.is_fifo()
+    session.export(link)
+    assert link.is_symlink()
+    assert (tmp_path / "file").stat().st_size > 0
+
+
 def test_an_import_reads_a_named_pipe(repo, other, tmp_path):
     """`agentgit import <(gunzip -c s.jsonl.gz)` works: an import can read a named pipe."""
     lived(repo)

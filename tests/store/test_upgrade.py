@@ -1,10 +1,11 @@
 """Migrations upgrade a database with all its rows, go down and up again, and run concurrently."""
 
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, nullcontext
 
 import backend
 import processes
+import psycopg
 import pytest
 from alembic import command
 from alembic.autogenerate import compare_metadata
@@ -17,7 +18,7 @@ from agentgit.store.database import Database
 from agentgit.store.schema import schema
 from agentgit.store.schema.migrations import VERSION_TABLE
 from agentgit.store.sql.tables import METADATA
-from agentgit.store.sql.url import parse_url
+from agentgit.store.sql.url import in_schema, parse_url
 
 
 def tables_of(connection):
@@ -48,6 +49,27 @@ def test_a_sqlite_file_of_an_earlier_schema_is_upgraded_on_open(tmp_path, second
             assert [one.session_name for one in repo.sessions()] == ["here"]
         assert schema.current_revision(database) == second
         assert_kept(database, before)
+
+
+def test_lost_rows_that_writers_lock_are_found_and_restored(empty_server):
+    with closing(Database(empty_server)) as database:
+        schema.upgrade(database)
+        database.write(lambda c: c.connection.exec_driver_sql("DELETE FROM blob WHERE external_session_id > -9"))
+        with agentgit.open(empty_server) as repo:
+            (found,) = repo.maintenance.fsck().findings
+            assert (found.row, found.todo) == ("blob", "Run agentgit db upgrade.")
+            schema.upgrade(database)
+            assert repo.maintenance.fsck(3).findings == ()
+
+
+def test_a_pooler_that_drops_the_schema_is_noticed(empty_server):
+    def connect():
+        return psycopg.connect(empty_server.set(drivername="postgresql").render_as_string(hide_password=False))
+
+    for name, is_refused in (("public", False), ('odd "name', True)):
+        refusal = pytest.raises(SchemaMismatch, match="A pooler has led to") if is_refused else nullcontext()
+        with closing(Database(in_schema(empty_server, name), connect=connect)) as database, refusal:
+            schema.require_wanted(database)
 
 
 def test_a_database_of_another_draft_is_refused_by_name(empty):

@@ -153,13 +153,6 @@ FAMILY_LOCKS = 64
 They are empty lists, which the first migration adds. Nothing refers to them, and nothing deletes them."""
 
 
-_is_family_lock = BLOB.c.external_session_id.between(-FAMILY_LOCKS, -1)
-
-
-def count_family_locks(transaction: Reading) -> int:
-    return int(transaction.execute(select(func.count()).where(_is_family_lock, BLOB.c.hash == EMPTY)).scalar_one())
-
-
 def restore_family_locks(transaction: Writing) -> None:
     """Add the rows that writers to families lock, where they are missing; without them, nobody waits."""
     empty = {"hash": EMPTY, "type": LIST, "codec": RAW, "size": 0, "data": PlainBytes(b"\0")}
@@ -281,17 +274,16 @@ class Blobs:
         # Ordered by hash, so that two writers on PostgreSQL wait for each other instead of deadlocking.
         for key in sorted(rows):
             value = rows[key]
-            batch.append(value if isinstance(value, dict) else self._pack_row(value))
+            if not isinstance(value, dict):
+                codec, data = self.store.compression.pack(value.data)
+                value = self._row_values(value.hash, value.type, codec, len(value.data), data)
+            batch.append(value)
             size += len(batch[-1]["data"])
             if size > CHUNKS_AT_ONCE * CHUNK_BYTES:
                 _INSERT.run(transaction, *batch)
                 batch, size = [], 0
         if batch:
             _INSERT.run(transaction, *batch)
-
-    def _pack_row(self, value: Leaf | Chunk) -> Row:
-        codec, data = self.store.compression.pack(value.data)
-        return self._row_values(value.hash, value.type, codec, len(value.data), data)
 
     def _row_values(self, key: bytes, type_: str, codec: int, size: int, data: Data) -> Row:
         return {

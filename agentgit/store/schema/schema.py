@@ -19,7 +19,7 @@ from agentgit.store.schema import migrations
 from agentgit.store.schema.migrations import TABLE_NAMES, VERSION_TABLE
 from agentgit.store.sql.tables import METADATA
 from agentgit.store.sql.transaction import Reading
-from agentgit.store.sql.url import names_schema, redacted_url
+from agentgit.store.sql.url import redacted_url
 
 REVISION = "0001e"
 """The newest migration. A test compares it with the folder."""
@@ -161,8 +161,8 @@ def _upgrade_in_transaction(transaction: Reading, database: Database) -> None:
     require_owner(transaction, database, "upgrade")
     with migrations.configured(transaction.connection) as config:
         command.upgrade(config, "head")
-    if not transaction.is_sqlite:
-        _grant_rights_again(transaction)
+    for role in () if transaction.is_sqlite else transaction.execute(_GRANTED_ROLES).scalars().all():
+        _grant_tables(transaction, role)  # which it needs in the tables of a new version, too
 
 
 def grant(database: Database, schema_name: str, role: str) -> int:
@@ -241,12 +241,6 @@ def grant_rights(transaction: Reading, role: str) -> None:
     _grant_tables(transaction, role)
 
 
-def _grant_rights_again(transaction: Reading) -> None:
-    """Grant each role of agentgit in the current schema its rights in the tables of a new version, too."""
-    for role in transaction.execute(_GRANTED_ROLES).scalars().all():
-        _grant_tables(transaction, role)
-
-
 def _grant_tables(transaction: Reading, role: str) -> None:
     quote = transaction.dialect.identifier_preparer.quote_identifier
     for name in GRANTED_TABLES:
@@ -291,16 +285,14 @@ def _require_schema(transaction: Reading, database: Database) -> None:
 
 
 def require_wanted(database: Database) -> None:
-    """Check that connections are in the schema that the URL names, because a pooler may leave that out."""
-    if database.is_sqlite:
+    """Check that connections are in the schema that `in_schema` has put into the URL: a pooler may drop it."""
+    _, is_wanted, wanted = str(database.url.query.get("options", "")).replace("\\", "").rpartition('-csearch_path="')
+    if not is_wanted:
         return
     with database.reading() as transaction:
-        current = transaction.execute(text("SELECT current_schema()")).scalar()
-    if current is not None and not names_schema(database.url, current):
-        raise SchemaMismatch(
-            f"The connection is in schema {current}, and not in the one that was named: a pooler between has dropped "
-            "the setting. Nothing was done. Connect to the server itself."
-        )
+        name = transaction.execute(text("SELECT current_schema()")).scalar()
+    if name is not None and wanted != name.replace('"', '""').replace("\\", "") + '"':
+        raise SchemaMismatch(f"A pooler has led to the schema {name}. Nothing was done. Connect to the server itself.")
 
 
 def prepare(database: Database) -> None:

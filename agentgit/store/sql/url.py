@@ -124,19 +124,9 @@ def in_schema(location: str | Path | URL, name: str) -> URL:
     url = parse_url(location)
     if url.get_backend_name() == "sqlite":
         raise InvalidInput("A SQLite file has no schemas. Use a file for each.")
-    options = (url.query.get("options"), _search_path(name))
-    return url.update_query_dict({"options": " ".join(str(one) for one in options if one)})
-
-
-def names_schema(url: URL, name: str) -> bool:
-    """Return whether `in_schema` made a URL for this schema, or for none."""
-    options = str(url.query.get("options", ""))
-    return options.endswith(_search_path(name)) or not re.search(r'-csearch_path="(?:[^"]|"")*"$', options)
-
-
-def _search_path(name: str) -> str:
     quoted = '"' + name.replace('"', '""') + '"'
-    return "-csearch_path=" + re.sub(r"([\\\s])", r"\\\1", quoted)
+    options = (url.query.get("options"), "-csearch_path=" + re.sub(r"([\\\s])", r"\\\1", quoted))
+    return url.update_query_dict({"options": " ".join(str(one) for one in options if one)})
 
 
 def sqlite_path(url: URL) -> str | None:

@@ -23,9 +23,9 @@ from agentgit.store.maintenance.fsck.reading import (
 from agentgit.store.maintenance.fsck.rows import RowCheck
 from agentgit.store.maintenance.fsck.states import check_heads, check_pending, check_states
 from agentgit.store.maintenance.fsck.values import check_values
-from agentgit.store.objects.blobs import FAMILY_LOCKS, count_family_locks
+from agentgit.store.objects.blobs import FAMILY_LOCKS
 from agentgit.store.sql.columns import bound_columns
-from agentgit.store.sql.tables import METADATA
+from agentgit.store.sql.tables import BLOB, METADATA
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 
@@ -66,8 +66,10 @@ def _run_checks(transaction: Reading, store: Store, level: int, report: FsckRepo
     report.total = _count_rows(transaction) if is_whole else 0
     if is_whole and store.database.is_sqlite:
         _check_file(transaction, level, report)
-    elif is_whole and (missing := FAMILY_LOCKS - count_family_locks(transaction)):
-        report.add("blob", f"{missing} of the rows that writers lock are missing", "Run agentgit db upgrade.")
+    elif is_whole:
+        locks = select(func.count()).where(BLOB.c.external_session_id.between(-FAMILY_LOCKS, -1))
+        if transaction.execute(locks).scalar_one() < FAMILY_LOCKS:
+            report.add("blob", "rows that writers lock are missing", "Run agentgit db upgrade.")
     if is_whole and level >= HASHES and transaction.seal is not None:
         _check_encrypted_columns(transaction, report)
     _check_rows(transaction, store, level, report)
