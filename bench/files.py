@@ -1,17 +1,19 @@
-"""The time to take, to restore and to compare snapshots of a directory, beside git's plumbing."""
+"""The time to take and to restore snapshots of a directory, beside git's plumbing."""
 
 from __future__ import annotations
 
 import os
 import random
+import resource
 import subprocess
 import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from agentgit import Workspace
-from bench.measure import Table, compared, interleaved, rotated, rows, timed
+from bench.measure import Table, compared, interleaved, rotated, rows
 from bench.stage import Stage
 
 GIT, OURS, DIRECTORY = "git add, write-tree", "Workspace, git", "Workspace, directory"
@@ -27,7 +29,7 @@ SETTLED = 0.05
 
 NOTE = (
     "Milliseconds for a directory of files of 20 KB, and one of 200 bytes, a tenth of them random. A restore brings\n"
-    "back 10 files, after a snapshot of what stands there. git runs with an index of its own."
+    "back 10 files, after a snapshot of what stands there. git runs with an index of its own, and in several threads."
 )
 
 
@@ -47,9 +49,6 @@ class Git:
         self.save()
         self._run("read-tree", "-u", "--reset", id)
 
-    def diff(self, a: str, b: str) -> str:
-        return self._run("diff-tree", "-r", "-p", a, b)
-
     def _run(self, *arguments: str) -> str:
         command = ["git", *arguments]
         done = subprocess.run(command, cwd=self._work, env=self._environment, check=True, stdout=subprocess.PIPE)  # noqa: S603
@@ -68,9 +67,6 @@ class Ours:
     def restore(self, id: str) -> object:
         return self._workspace.restore(id)
 
-    def diff(self, a: str, b: str) -> object:
-        return self._workspace.diff(a, b)
-
 
 def measure(stage: Stage) -> list[Table]:
     """Time the contenders side by side."""
@@ -80,16 +76,18 @@ def measure(stage: Stage) -> list[Table]:
         with stage.folder() as folder:
             work = folder / "work"
             make(work, count, size)
-            contenders = _contenders(work, folder)
-            time.sleep(SETTLED)
-            first = {name: [timed(one.save)[0]] for name, one in contenders.items()}
+            contenders: dict[str, Git | Ours] = {GIT: Git(work, folder / "plain")}
+            contenders |= {name: Ours(work, folder / name, name.split()[-1]) for name in (OURS, DIRECTORY)}
             time.sleep(SETTLED)
             saves: dict[str, Callable[[], object]] = {name: one.save for name, one in contenders.items()}
-            interleaved(saves, 1)
-            cases = {"first": first, "no change": interleaved(saves, rounds), **_changed(contenders, work, rounds)}
-            for case, times in cases.items():
-                made += rows(f"{count:,} files, {case}", compared(times, GIT))
-    return [Table("Snapshots of files", NOTE, ("time", f"x {GIT}"), made)]
+            cases = {"first": interleaved(saves, 1, _spent)}
+            time.sleep(SETTLED)
+            interleaved(saves, 1, _spent)
+            cases |= {"no change": interleaved(saves, rounds, _spent), **_changed(contenders, work, rounds)}
+            for case, spent in cases.items():
+                took, used = ({name: [one[n] for one in spent[name]] for name in spent} for n in (0, 1))
+                made += rows(f"{count:,} files, {case}", compared(took, GIT), compared(used, GIT))
+    return [Table("Snapshots of files", NOTE, ("time", f"x {GIT}", "CPU", "x of it"), made)]
 
 
 def make(work: Path, count: int, size: int) -> None:
@@ -107,27 +105,31 @@ def _path(work: Path, number: int) -> Path:
     return work / f"p{number % 50}" / f"q{number % 7}" / f"{number}.txt"
 
 
-def _contenders(work: Path, folder: Path) -> dict[str, Git | Ours]:
-    made = {name: Ours(work, folder / name.split()[-1], name.split()[-1]) for name in (OURS, DIRECTORY)}
-    return {GIT: Git(work, folder / "plain"), **made}
+def _spent(run: Callable[[], object]) -> tuple[tuple[float, float], object]:
+    """Run a function; return its seconds with its CPU seconds, of git too, and its value."""
+    start, began = time.perf_counter(), _cpu_time()
+    value = run()
+    return (time.perf_counter() - start, _cpu_time() - began), value
 
 
-def _changed(contenders: dict[str, Git | Ours], work: Path, rounds: int) -> dict[str, dict[str, list[float]]]:
-    cases = (f"{EDITED} changed", "diff", f"restore {EDITED}")
-    times: dict[str, dict[str, list[float]]] = {case: {name: [] for name in contenders} for case in cases}
+def _cpu_time() -> float:
+    git = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return time.process_time() + git.ru_utime + git.ru_stime
+
+
+def _changed(contenders: dict[str, Git | Ours], work: Path, rounds: int) -> dict[str, dict[str, list[Any]]]:
+    saved: dict[str, list[Any]] = {name: [] for name in contenders}
+    restored: dict[str, list[Any]] = {name: [] for name in contenders}
     for number in range(rounds):
         for name in rotated(list(contenders), number):
             one = contenders[name]
             before = one.save()
             _edit(work, number)
-            saved, after = timed(one.save)
-            compared_in, _ = timed(partial(one.diff, before, after))
+            saved[name].append(_spent(one.save)[0])
             _edit(work, number)
-            restored, _ = timed(partial(one.restore, before))
-            for case, took in zip(cases, (saved, compared_in, restored), strict=True):
-                times[case][name].append(took)
+            restored[name].append(_spent(partial(one.restore, before))[0])
             time.sleep(SETTLED)
-    return times
+    return {f"{EDITED} changed": saved, f"restore {EDITED}": restored}
 
 
 def _edit(work: Path, number: int) -> None:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from bench import postgres
 
@@ -47,12 +47,14 @@ def timed(run: Callable[[], T]) -> tuple[float, T]:
     return time.perf_counter() - start, value
 
 
-def interleaved(runs: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
+def interleaved(
+    runs: Mapping[str, Callable[[], object]], rounds: int, measure: Callable[[Callable[[], object]], Any] = timed
+) -> dict[str, list[Any]]:
     """Time each function once per round, so that the load of the machine affects all of them alike."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
+    times: dict[str, list[Any]] = {name: [] for name in runs}
     for number in range(rounds):
         for name in rotated(list(runs), number):
-            times[name].append(timed(runs[name])[0])
+            times[name].append(measure(runs[name])[0])
     return times
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 from pathlib import Path
@@ -79,14 +78,10 @@ def _listed(database: str, stage: Stage, contenders: dict[str, Opened], base: st
         if (listed := sum(1 for _ in graph.get_state_history(config, limit=count))) != count:
             raise RuntimeError(f"{listed} checkpoints are listed and should be {count}")
 
-    tree = partial(_text, session.tree)
-    times = interleaved({peer: history, "session.checkpoints": session.checkpoints, "str(session.tree)": tree}, 2)
+    runs = {peer: history, "session.checkpoints": session.checkpoints, "str(session.tree)": lambda: str(session.tree())}
+    times = interleaved(runs, 2)
     made = rows(f"{count:,} checkpoints", compared(times, peer))
     return Table(f"Time to list the checkpoints: {database}", LISTED, ("time", f"x {peer}"), made)
-
-
-def _text(read: Callable[[], object]) -> str:
-    return str(read())
 
 
 def _read(stage: Stage) -> Table:
