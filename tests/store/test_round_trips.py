@@ -28,7 +28,7 @@ def sent(monkeypatch):
 
     def send(driver, statements):
         ways.append([statement.sql for statement in statements])
-        plain(driver, statements)
+        return plain(driver, statements)
 
     monkeypatch.setattr(batch, "_send", send)
     return ways
