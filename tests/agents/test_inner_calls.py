@@ -270,7 +270,7 @@ def test_a_call_that_is_cancelled_before_its_tool_runs_is_made_by_the_next_attem
             authorize(*args)
         if slow:
             slow.clear()
-            time.sleep(0.4)
+            time.sleep(1.2)
         if when == "before":
             authorize(*args)
 
@@ -282,9 +282,9 @@ def test_a_call_that_is_cancelled_before_its_tool_runs_is_made_by_the_next_attem
 
     async def act(state: MessagesState) -> dict[str, Any]:
         try:
-            await asyncio.wait_for(pay.ainvoke({"to": "Ann"}), 0.2 if slow else 5.0)
+            await asyncio.wait_for(pay.ainvoke({"to": "Ann"}), 0.6 if slow else 5.0)
         except TimeoutError:
-            await asyncio.sleep(0.5)
+            await asyncio.sleep(1.0)
             raise
         return {"messages": []}
 
