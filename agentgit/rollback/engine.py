@@ -126,8 +126,8 @@ class RollbackEngine:
     def _run(self, request: Request) -> int:
         session_id, snapshot = request.target.external_session_id, self._snapshot_to_restore(request)
         with self.store.database.reading() as transaction:
-            earlier_id = self.starter.find_earlier(transaction, request, snapshot)
-        if earlier_id is None:
+            operation_id = self.starter.find_earlier(transaction, request, snapshot)
+        if operation_id is None:
             self.verification.verify_unsettled_calls(session_id)
             files = self._plan_files(session_id, snapshot, request)
             found = self.files.take_found(session_id, snapshot, files)
@@ -138,7 +138,6 @@ class RollbackEngine:
                 )
                 if is_new:
                     return self._execute_and_publish(operation_id, owner)
-        operation_id = operation_id if earlier_id is None else earlier_id
         self.resume(operation_id, plan=request.plan)
         with self.store.database.reading() as transaction:
             return int(self.resumption.load_operation(transaction, operation_id).internal_session_id)

@@ -156,9 +156,9 @@ class RollbackFiles:
             return None
         snapshot, overwrites = SnapshotRef(**request["files"]), bool(request["overwrites"])
         changes = self.plan(row.external_session_id, snapshot, overwrites=overwrites, has_begun=True)
-        return (
-            replace(changes.forced(), problem=changes.problem) if changes and not (force and changes.problem) else None
-        )
+        if changes is None or (force and changes.problem):
+            return None
+        return changes if changes.problem else changes.forced()
 
     def of_others(self, branch: StoredRow, changes: FileChanges) -> list[str]:
         """Return the paths that a plan changes although turns of other branches have written them."""

@@ -270,8 +270,7 @@ class Engine:
         if self.custom is not None:
             return self._restore_custom(self.custom, row, safety, paths)
         captured = self._capture()
-        kept = self._files.choose(choose, row, captured, paths)
-        self._files.store_again(row, captured, paths, kept)
+        kept = self._files.prepare(choose, row, captured, paths)
         safety = self._add(safety, captured)
         self.last_safety = safety.id
         pending = PendingRestore(row.snapshot.id, safety.id, aside or secrets.token_hex(8), paths, kept, is_undo)

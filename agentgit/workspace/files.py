@@ -121,21 +121,21 @@ class Files:
         differing = self._differences(now, row)
         return differing, *plan_steps(select_changes(differing, paths), row.left_out, now.left_out)
 
-    def choose(self, choose: Choose, row: CatalogRow, now: Captured, paths: Chosen) -> KeptPaths:
-        """Choose the paths that restoring a snapshot leaves as they are."""
+    def prepare(self, choose: Choose, row: CatalogRow, now: Captured, paths: Chosen) -> KeptPaths:
+        """Choose the paths that restoring a snapshot leaves as they are, and make sure that the others are stored."""
         changes = self._changes(row, now, paths)[1]
-        return self._kept(choose, changes, now, self._in_the_way(changes, now)[0])
-
-    def store_again(self, row: CatalogRow, now: Captured, paths: Chosen, kept: KeptPaths) -> None:
-        """Store the files that a restore will replace or delete again, where what is stored of them is damaged."""
-        changes = self._changes(row, now, paths)[1]
+        kept = self._kept(choose, changes, now, self._in_the_way(changes, now)[0])
         damaged = {
             path: before.oid
             for path, (before, _) in changes.items()
             if path not in kept.paths and is_leaf(before) and not self.objects.can_read(before.oid)
         }
-        if not damaged:
-            return
+        if damaged:
+            self._store_again(damaged)
+        return kept
+
+    def _store_again(self, damaged: Mapping[bytes, bytes]) -> None:
+        """Store the files at some paths again, each with the id of its object, which is damaged."""
         with self.objects.writing(lambda _: False) as writer:
             for path, oid in damaged.items():
                 with Disk(self._root).at(path) as place:

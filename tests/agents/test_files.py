@@ -406,16 +406,21 @@ def test_plan_and_report_say_what_moved_in_git_and_leave_it(repo, desk, what):
     assert desk.shell("git for-each-ref && cat .git/HEAD") == at
 
 
+def summary_around(repo, desk, place, command):
+    """Run a command between a checkpoint and a turn that writes, and return what a rollback says of the files."""
+    agent = wrapped(repo, desk)
+    agent.checkpoint("before")
+    place.shell(command)
+    agent.run("write a.txt one")
+    return agent.rollback("before").report.files.summary
+
+
 def test_commits_in_a_linked_worktree_are_seen_too(repo, desk, tmp_path):
     source = Desk(tmp_path / "source")
     source.shell(f"git init -q -b main && {GIT} commit -q --allow-empty -m first")
     desk.root.rmdir()
     source.shell(f"git worktree add -q -b topic {desk.root}")
-    agent = wrapped(repo, desk)
-    agent.checkpoint("before")
-    desk.shell(f"{GIT} commit -q --allow-empty -m more")
-    agent.run("write a.txt one")
-    summary = agent.rollback("before").report.files.summary
+    summary = summary_around(repo, desk, desk, f"{GIT} commit -q --allow-empty -m more")
     told = rf"Files: 1 file deleted; \.git: topic moved from \w{{7}} to \w{{7}} \(left as it is\); {NOT_LOOKED_INTO}\."
     assert re.fullmatch(told, summary), summary
 
@@ -423,11 +428,7 @@ def test_commits_in_a_linked_worktree_are_seen_too(repo, desk, tmp_path):
 def test_the_repository_around_a_workspace_is_looked_at_too(repo, desk):
     around = Desk(desk.root.parent)
     around.shell(f"git init -q -b main && {GIT} commit -q --allow-empty -m first")
-    agent = wrapped(repo, desk)
-    agent.checkpoint("before")
-    around.shell(f"git checkout -q -b topic && {GIT} commit -q --allow-empty -m more")
-    agent.run("write a.txt one")
-    summary = agent.rollback("before").report.files.summary
+    summary = summary_around(repo, desk, around, f"git checkout -q -b topic && {GIT} commit -q --allow-empty -m more")
     told = r"Files: 1 file deleted; \.\./\.git: HEAD moved from main to topic, topic created \(left as it is\)\."
     assert re.fullmatch(told, summary), summary
 

@@ -49,14 +49,13 @@ class RollbackGraph(SessionGraph):
 
     def _iterate(self, input: Any, config: RunnableConfig | None, options: dict[str, Any]) -> Iterator[Any]:
         inner = self._inside(config)
-        return inner.stream(input, config, **options) if inner is not None else super()._iterate(input, config, options)
+        return super()._iterate(input, config, options) if inner is None else inner.stream(input, config, **options)
 
     def _aiterate(
         self, input: Any, config: RunnableConfig | None, options: dict[str, Any]
     ) -> AsyncGenerator[Any, None]:
-        inner = self._inside(config)
-        chunks: Any = inner.astream(input, config, **options) if inner is not None else None
-        return super()._aiterate(input, config, options) if chunks is None else chunks
+        inner: Any = self._inside(config)
+        return super()._aiterate(input, config, options) if inner is None else inner.astream(input, config, **options)
 
     async def _await_previous_run(self, config: RunnableConfig | None) -> None:
         await self.agentgit_threads.await_previous_run(self._config(config))
