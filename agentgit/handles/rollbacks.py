@@ -262,16 +262,15 @@ class Rollbacks(SessionAccess):
                 request = as_object(operation.request)
                 if request.get("sync") in ("note", "ignore"):
                     continue  # it left the world as it was
-                report = self.context.engine().reports.read(transaction, operation)
-                safety = report.files.safety if is_of_files(operation) and report.files is not None else ""
                 ran_since = newest is not None and newest.made_at > operation.ended_at
-                if not safety or ran_since or operation.status != DONE:
+                is_rewind = is_of_files(operation) and operation.status == DONE and not ran_since
+                done = self.context.engine().reports.read(transaction, operation).files if is_rewind else None
+                if done is None or not done.safety:
                     rewinds.clear()
-                    continue
-                if request.get("undoes") is not None:
+                elif request.get("undoes") is not None:
                     rewinds.pop(request["undoes"], None)
-                elif report.files is not None and report.files.changed:
-                    rewinds[operation.id] = SnapshotRef(**request["files"]), safety
+                elif done.changed:
+                    rewinds[operation.id] = SnapshotRef(**request["files"]), done.safety
             if not rewinds:
                 return None
             undone, (files, safety) = rewinds.popitem()

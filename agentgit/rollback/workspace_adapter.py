@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -125,7 +125,9 @@ class WorkspaceAdapter:
             except (AgentGitError, OSError) as error:
                 done = replace(self.done(snapshot, history, found, aside), problem=str(error))
                 now_by = RESTORE if self.engine.last_safety == found else UNKNOWN
-                return replace(done, now=self.take_snapshot("after a rollback").snapshot, now_by=now_by)
+                with suppress(AgentGitError):  # there may be no space for it
+                    done = replace(done, now=self.take_snapshot("after a rollback").snapshot, now_by=now_by)
+                return done
             changes = self.done(snapshot, history, found, aside, result)
             is_whole = self.engine.is_at(snapshot.snapshot)
             now = "" if is_whole else self.take_snapshot("after a rollback").snapshot
