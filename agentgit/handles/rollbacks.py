@@ -19,11 +19,11 @@ from agentgit.sessions.session import DONE
 from agentgit.store.queries.graph_points import GraphPoint
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import CheckpointState
+from agentgit.store.records.json_columns import read_request
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback, require_real
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.pending_writes import NO_WRITES
-from agentgit.values import as_object
 
 
 class Rollbacks(SessionAccess):
@@ -259,7 +259,7 @@ class Rollbacks(SessionAccess):
             newest = store.graphs.newest(transaction, row.thread_id)
             rewinds: dict[int, tuple[SnapshotRef, str]] = {}
             for operation in store.operations.of_branch(transaction, row.id):
-                request = as_object(operation.request)
+                request = read_request(operation)
                 if request.get("sync") in ("note", "ignore"):
                     continue  # it left the world as it was
                 ran_since = newest is not None and newest.made_at > operation.ended_at

@@ -15,6 +15,7 @@ from hashlib import sha256
 from typing import Any, Self
 
 from agentgit.errors import Corrupt
+from agentgit.store.records.json_shapes import encode_bytes
 from agentgit.store.transfer.file_trees import (
     CUSTOM_ENVIRONMENT,
     FILE,
@@ -31,7 +32,6 @@ from agentgit.store.transfer.file_trees import (
     Item,
     format_path,
 )
-from agentgit.store.transfer.json_shapes import encode_bytes
 from agentgit.store.transfer.paths import LONGEST_PATH, fold_name, link_problem, name_problem, text_of
 from agentgit.workspace.api import Workspace, engine_of
 from agentgit.workspace.catalog import Catalog, CatalogRow

@@ -9,11 +9,11 @@ from functools import partial
 from agentgit.effects import invocation
 from agentgit.errors import Conflict
 from agentgit.sessions.session import PARTIAL
+from agentgit.store.records.json_columns import read_report
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.process import beyond_ctrl_c, is_interrupt
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
-from agentgit.values import as_object
 
 
 @contextmanager
@@ -75,7 +75,7 @@ def mark_interrupted(store: Store, transaction: Writing, row: StoredRow) -> None
     store.journal.abandon(transaction, row.internal_session_id, row.owner)
     store.sessions.set_status(transaction, row.internal_session_id, PARTIAL)
     store.snapshots.record_crash(transaction, row.external_session_id)
-    store.operations.end(transaction, row.id, PARTIAL, {**as_object(row.report), "died": True})
+    store.operations.end(transaction, row.id, PARTIAL, {**read_report(row), "died": True})
 
 
 def require_idle(store: Store, transaction: Writing, session_id: int) -> None:

@@ -39,13 +39,14 @@ from agentgit.rollback.verification import (
 )
 from agentgit.store.records import recorded_calls
 from agentgit.store.records.journal import CallOutcome, Intent
+from agentgit.store.records.json_columns import read_request
 from agentgit.store.records.recorded_calls import PlacedCall
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.store.threads.message_rewrite import ResultChange, rewrite_messages
 from agentgit.tracing import span, tool_span
-from agentgit.values import as_object, describe_error, portable
+from agentgit.values import describe_error, portable
 
 
 class RerunTrack:
@@ -58,7 +59,7 @@ class RerunTrack:
 
     def has_reruns(self, row: StoredRow) -> bool:
         """Return whether an operation creates a branch whose calls run again."""
-        return row.internal_session_id != row.source_id and as_object(row.request).get("replay") == EXECUTE
+        return row.internal_session_id != row.source_id and read_request(row).get("replay") == EXECUTE
 
     def replace_calls(self, transaction: Writing, row: StoredRow) -> None:
         """Replace the calls on the path of an operation's branch by their new runs, also in the messages."""
@@ -77,7 +78,7 @@ class RerunTrack:
 
     def _load_runs(self, transaction: Reading, row: StoredRow) -> dict[int, ToolInvocation]:
         """Read the calls that ran again, by the ids of the calls that they repeat."""
-        ids = [step["invocation"] for step in as_object(row.request)["steps"] if step["action"] == REDO]
+        ids = [step["invocation"] for step in read_request(row)["steps"] if step["action"] == REDO]
         runs = {id: self.executor.find_rerun(transaction, row, id) for id in ids}
         return {id: run for id, run in runs.items() if run is not None and run.status in IN_THE_WORLD}
 
@@ -118,7 +119,7 @@ class Executor:
 
     def execute(self, row: StoredRow, owner: str) -> bool:
         """Execute the remaining steps of an operation in order; return False if it stopped early."""
-        request = as_object(row.request)
+        request = read_request(row)
         for step in request["steps"]:
             if step["action"] == REVERSE:
                 is_done = self._reverse(row, step["invocation"], owner)
@@ -161,7 +162,7 @@ class Executor:
         def write(transaction: Writing) -> None:
             self.store.operations.require_held(transaction, row.id, owner)
             current = self.store.operations.find(transaction, row.id)
-            request = as_object(current.request if current is not None else row.request)
+            request = read_request(current if current is not None else row)
             for step in request["steps"]:
                 if step["invocation"] == call.id and step["action"] == action:
                     step |= {"action": KEEP if action == REVERSE else GONE, **conflict.to_dict("why")}
@@ -226,7 +227,7 @@ class Executor:
         """
         reruns = self.store.world.redo_calls(transaction, invocation_id)
         own_reruns = [call for call in reruns if call.idempotency_key.startswith(_rerun_key(row, invocation_id))]
-        candidates = own_reruns if as_object(row.request).get("replay") == EXECUTE else reruns
+        candidates = own_reruns if read_request(row).get("replay") == EXECUTE else reruns
         return next(
             (call for call in candidates if call.status in STANDING - {FAILED}), own_reruns[0] if own_reruns else None
         )
@@ -274,7 +275,7 @@ class Executor:
 
     def may_still_be_in_world(self, transaction: Reading, row: StoredRow, original: ToolInvocation) -> bool:
         """Return whether a call on the path may be in the world although it must be reversed before it runs again."""
-        if as_object(row.request).get("replay") != EXECUTE or original.effect.is_repeatable or original.is_imported:
+        if read_request(row).get("replay") != EXECUTE or original.effect.is_repeatable or original.is_imported:
             return False
         return self.store.world.may_be_in_world(transaction, original)
 
@@ -340,7 +341,7 @@ def stops_at_drift(row: StoredRow, rerun: ToolInvocation) -> bool:
 
     It does not stop there twice, because whoever resumes it has seen the difference.
     """
-    request = as_object(row.request)
+    request = read_request(row)
     return request.get("on_drift") == "stop" and rerun.id not in request.get("told", ())
 
 

@@ -33,11 +33,12 @@ from agentgit.next_steps import Next
 from agentgit.rollback.file_history import BLOCKED_WHY, OTHERS, UNHELD_WHY, FileHistory, FileState
 from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter, reopen
+from agentgit.store.records.json_columns import read_report, read_request
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
 from agentgit.store.sql.transaction import Writing
 from agentgit.store.store import Store
-from agentgit.values import as_object, escape_path
+from agentgit.values import escape_path
 from agentgit.workspace.api import Workspace
 from agentgit.workspace.values import some
 
@@ -128,7 +129,7 @@ class RollbackFiles:
             is_crash = newest is not None and newest.changed_by == CRASH
             stopped = self.store.operations.stopped(transaction, session_id) if is_crash else []
         for row in stopped:
-            report, restores = as_object(row.report), as_object(row.request).get("files") is not None
+            report, restores = read_report(row), read_request(row).get("files") is not None
             if restores and (report.get("files") or report.get("died")):
                 text = f"Operation {row.id} may have stopped while it restored files."
                 raise Conflict(text, Next("resume", operation=row.id))
@@ -145,7 +146,7 @@ class RollbackFiles:
         None if there are none; with `force`, also if the files cannot be restored, because it then leaves them. Files
         in conflict stay as they are.
         """
-        request = as_object(row.request)
+        request = read_request(row)
         if request.get("files") is None:
             return None
         known = SnapshotRef(**(request["files_known"] or {"snapshot": "", "settings": {}}))
@@ -262,7 +263,7 @@ class RollbackFiles:
 
     def restore(self, row: StoredRow) -> FileChanges | None:
         """Restore the files that an operation leads to; None if it leaves them alone. Idempotent."""
-        request, session_id = as_object(row.request), row.external_session_id
+        request, session_id = read_request(row), row.external_session_id
         if request.get("files") is None:
             return None
         snapshot, overwrites = SnapshotRef(**request["files"]), bool(request.get("overwrites"))
@@ -371,7 +372,7 @@ class RollbackFiles:
 
         If some files stayed as they were, these are the files that were restored, and then those in the directory.
         """
-        request = as_object(row.request)
+        request = read_request(row)
         known = request.get("files_known")
         if changes is None or (changes.problem and not changes.now):
             return [(SnapshotRef(**known), RESTORE)] if known is not None else []

@@ -18,12 +18,12 @@ from agentgit.rollback.resume import Resumption
 from agentgit.sessions.session import DONE, OPEN, PARTIAL, RERUN
 from agentgit.store.queries.graph_points import move
 from agentgit.store.records.checkpoints import CheckpointState, Label
+from agentgit.store.records.json_columns import read_meta, read_request
 from agentgit.store.records.sessions import StoredRow, is_simulated
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
 from agentgit.store.threads.graph_rows import GraphKey
-from agentgit.values import as_object
 
 
 class Finisher:
@@ -44,7 +44,7 @@ class Finisher:
         sessions.lock(transaction, self.resumption.load_operation(transaction, operation_id).external_session_id)
         self.store.operations.require_held(transaction, operation_id, owner)
         row = self.resumption.load_operation(transaction, operation_id)
-        groups, request = self.reports.outcome(transaction, row), as_object(row.request)
+        groups, request = self.reports.outcome(transaction, row), read_request(row)
         must_wait = request.get("files") is not None and (
             file_changes is None or bool(file_changes.problem and not request.get("leaves_files"))
         )
@@ -56,7 +56,7 @@ class Finisher:
         status = PARTIAL if groups["failed"] or groups["remaining"] or must_wait else DONE
         if status != DONE:
             drifted_ids = [item.invocation.id for item in groups["drifted"]]
-            self.store.operations.set_request(transaction, row.id, as_object(row.request) | {"told": drifted_ids})
+            self.store.operations.set_request(transaction, row.id, read_request(row) | {"told": drifted_ids})
             sessions.set_status(transaction, row.internal_session_id, PARTIAL)
             self.store.snapshots.record_crash(transaction, row.external_session_id)
         elif row.kind == ROLLBACK and row.internal_session_id != row.source_id:
@@ -83,7 +83,7 @@ class Finisher:
             self.store.snapshots.record_crash(transaction, row.external_session_id)
         if status == DONE and groups["drifted"]:
             branch = sessions.branch(transaction, row.internal_session_id)
-            store_notes(self.store, transaction, branch, after_drift(as_object(branch.meta), groups["drifted"]))
+            store_notes(self.store, transaction, branch, after_drift(read_meta(branch), groups["drifted"]))
         report: dict[str, Any] = {
             group: [{"invocation": item.invocation.id, **Reason.of(item.reason).to_dict("reason")} for item in items]
             for group, items in groups.items()
@@ -103,7 +103,7 @@ class Finisher:
         is_rerun = is_simulated(branch)
         unfinished = [*groups["failed"], *groups["remaining"]]
         reasons = {item.invocation.first_id: item.reason for item in unfinished}  # the item of a redo is its run
-        request = as_object(row.request)
+        request = read_request(row)
         calls = self.store.journal.invocations(transaction, [step["invocation"] for step in request["steps"]])
         for step in request["steps"]:
             call = calls[step["invocation"]]
@@ -170,7 +170,7 @@ class Finisher:
             world_seen = self.store.world.last_seq(transaction, branch.external_session_id)
         sessions.set_world_seen(transaction, branch, world_seen)
         sessions.set_status(transaction, branch.id, OPEN)
-        mark = as_object(branch.meta).get(RERUN)
+        mark = read_meta(branch).get(RERUN)
         if mark is not None:  # its calls have just run
             sessions.merge_metadata(transaction, branch.id, {RERUN: {**mark, "is_real": True}})
         if current:

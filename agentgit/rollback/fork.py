@@ -15,13 +15,13 @@ from agentgit.store.audit.trail import know_names
 from agentgit.store.queries.graph_points import BranchHead
 from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.journal import TrackPart
+from agentgit.store.records.json_columns import read_meta
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow, require_real
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
 from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.transaction import Writing
 from agentgit.store.threads.fork import CopiedState
-from agentgit.values import as_object
 
 
 class Fork:
@@ -48,7 +48,7 @@ class Fork:
     ) -> Self:
         """Create the branch."""
         sessions, transaction, target = self.store.sessions, self.transaction, self.target
-        notes = undelivered_notes(as_object(self.parent.meta)) if target.id == self.parent.head_id else {}
+        notes = undelivered_notes(read_meta(self.parent)) if target.id == self.parent.head_id else {}
         branch = sessions.create_branch(
             transaction,
             self.session_id,

@@ -33,13 +33,12 @@ from agentgit.sessions.rerun import LIVE
 from agentgit.sessions.session import DONE as OPERATION_DONE
 from agentgit.store.queries.graph_points import move
 from agentgit.store.records.journal import TrackPart
+from agentgit.store.records.json_columns import read_report, read_request
 from agentgit.store.records.sessions import StoredRow, is_simulated, require_real
-from agentgit.store.sql.driver_errors import unreadable_row
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import GraphKey
-from agentgit.values import as_object
 
 HAPPENED = STANDING - {FAILED} | {REVERSED}
 """The statuses of calls that happened, or may have."""
@@ -285,7 +284,7 @@ class Planner:
         """Yield a block for each call that a rerun answered alone, although its tool had made calls that act."""
         if not is_simulated(branch):
             return
-        reports = [as_object(row.report) for row in self.store.operations.of_branch(transaction, branch.id)]
+        reports = [read_report(row) for row in self.store.operations.of_branch(transaction, branch.id)]
         noted = [call for report in reports for call in report.get("calls", ()) if call["answered_by"] != LIVE]
         ids = [call["recorded_id"] for call in noted if call["recorded_id"] is not None]
         for call in self.store.journal.invocations(transaction, ids).values():
@@ -345,7 +344,7 @@ class Planner:
 
     def replan(self, transaction: Reading, row: StoredRow, refusals: Refusals | None = None) -> RollbackPlan:
         """Plan an operation again that was started before."""
-        request = as_object(row.request)
+        request = read_request(row)
         if row.kind == SWITCH:
             return self.plan_switch(
                 transaction, self.store.sessions.branch(transaction, row.internal_session_id), refusals
@@ -381,7 +380,7 @@ class Planner:
         if not file_calls:
             return set()
         for row in self.store.operations.of_branch(transaction, branch_id):
-            if row.internal_session_id == row.source_id and as_object(row.request).get("files") is not None:
+            if row.internal_session_id == row.source_id and read_request(row).get("files") is not None:
                 targets = self.store.checkpoints.find(transaction, CHECKPOINT.c.id == row.target_id)
                 position = targets[0].position if targets else 0
                 file_calls = [call for call in file_calls if call.id > row.id or call.position < position]
@@ -418,10 +417,7 @@ class Planner:
         told of it.
         """
         rows = self.store.operations.of_branch(transaction, branch_id)
-        requests = [as_object(row.request) for row in rows]
-        for row, request in zip(rows, requests, strict=True):
-            if "steps" not in request:
-                raise unreadable_row("operation", row.id)
+        requests = [read_request(row) for row in rows]
         decided = [
             request
             for row, request in zip(rows, requests, strict=True)
@@ -442,7 +438,7 @@ class Planner:
 def is_of_files(operation: StoredRow) -> bool:
     """Return whether an operation has restored files alone, and decided nothing about effects."""
     is_here = operation.kind == ROLLBACK and operation.internal_session_id == operation.source_id
-    return is_here and as_object(operation.request).get("tools") == "keep"
+    return is_here and read_request(operation).get("tools") == "keep"
 
 
 def _has_changed(step: PlanStep, last_action: str | None) -> bool:

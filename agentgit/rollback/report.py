@@ -14,10 +14,10 @@ from agentgit.next_steps import Next, Reason, join_reasons
 from agentgit.rollback.executor import IN_THE_WORLD, Executor, describe_drift
 from agentgit.rollback.planner import Planner
 from agentgit.sessions.session import DONE
+from agentgit.store.records.json_columns import read_meta, read_report, read_request
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
-from agentgit.values import as_object
 
 FAILED_BEFORE = "not tried, because an earlier one failed"
 NOT_REVERSED = "not tried, because it was not reversed and would happen twice"
@@ -40,7 +40,7 @@ class Reports:
     def outcome(self, transaction: Reading, row: StoredRow) -> dict[str, list[ReportItem]]:
         """Return the outcome of each step, by group, read from the journal."""
         groups: dict[str, list[ReportItem]] = {group: [] for group in GROUPS}
-        request, untried_reason = as_object(row.request), FAILED_BEFORE
+        request, untried_reason = read_request(row), FAILED_BEFORE
         stop_reasons = {"failed": FAILED_BEFORE}
         if request.get("on_drift") == "stop":
             stop_reasons["drifted"] = DRIFTED_BEFORE
@@ -119,7 +119,7 @@ class Reports:
         return "failed", Reason(f"it is unknown whether it ran again{cause}", Next("resolve", call=rerun.id))
 
     def _load_groups(self, transaction: Reading, row: StoredRow) -> dict[str, list[ReportItem]]:
-        report = as_object(row.report)
+        report = read_report(row)
         stored_groups = {group: report.get(group, []) for group in GROUPS}
         calls = self.store.journal.invocations(
             transaction, [i["invocation"] for items in stored_groups.values() for i in items]
@@ -138,10 +138,10 @@ class Reports:
         groups = self._load_groups(transaction, row) if row.status == DONE else self.outcome(transaction, row)
         branch = self.store.sessions.branch(transaction, row.internal_session_id)
         kind = WORLD_ONLY if row.kind == ROLLBACK and row.internal_session_id == row.source_id else row.kind
-        if kind not in (SWITCH, WORLD_ONLY) and as_object(row.request).get("replay") != EXECUTE:
+        if kind not in (SWITCH, WORLD_ONLY) and read_request(row).get("replay") != EXECUTE:
             track = self.store.live_track(transaction, branch, branch.inherited)
             groups["replayed"] = [ReportItem(invocation=call, reason=REPLAYED) for call in track]
-        files = as_object(row.report).get("files")
+        files = read_report(row).get("files")
         return RollbackReport(
             operation_id=row.id,
             status=row.status,
@@ -193,7 +193,7 @@ def note_for_model(meta: Mapping[str, Any]) -> str | None:
 
 def store_notes(store: Store, transaction: Writing, branch: StoredRow, notes: Mapping[str, Any]) -> None:
     """Store the notes of a branch, if they have changed."""
-    meta = as_object(branch.meta)
+    meta = read_meta(branch)
     if any((meta.get(name) or None) != (note or None) for name, note in notes.items()):
         store.sessions.merge_metadata(transaction, branch.id, notes)
 

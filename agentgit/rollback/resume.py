@@ -17,11 +17,11 @@ from agentgit.rollback.planner import Planner, Refusals
 from agentgit.rollback.request import ConfirmedPlan
 from agentgit.rollback.start import Authorize, is_confirmed, plan_changed
 from agentgit.sessions.session import DONE, PARTIAL, REPLAYING
+from agentgit.store.records.json_columns import read_report, read_request
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
-from agentgit.values import as_object
 
 
 class Resumption:
@@ -58,11 +58,11 @@ class Resumption:
     def release(self, transaction: Writing, row: StoredRow) -> None:
         """Release an operation that was taken over but cannot continue."""
         self.store.sessions.set_status(transaction, row.internal_session_id, PARTIAL)
-        self.store.operations.end(transaction, row.id, PARTIAL, as_object(row.report))
+        self.store.operations.end(transaction, row.id, PARTIAL, read_report(row))
 
     def plan_new_effects(self, transaction: Reading, row: StoredRow, refusals: Refusals) -> RollbackPlan:
         """Plan actions for effects that are neither among the steps of an operation nor made by them."""
-        steps = as_object(row.request)["steps"]
+        steps = read_request(row)["steps"]
         reruns = [
             self.executor.find_rerun(transaction, row, step["invocation"]) for step in steps if step["action"] == REDO
         ]
@@ -86,7 +86,7 @@ class Resumption:
         New reversals come first, because their effects are newer. Calls that were reversed since run again at the end.
         `files` are what it would do to files that were changed since; None if there are none.
         """
-        request = as_object(row.request)
+        request = read_request(row)
         if request.get("sync") not in ("note", "ignore"):
             new_plan = replace(self.plan_new_effects(transaction, row, refusals), files=files)
             if force or request["force"]:

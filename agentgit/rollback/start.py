@@ -18,11 +18,11 @@ from agentgit.rollback.report import at_switch, store_notes
 from agentgit.rollback.request import ConfirmedPlan, Request, SwitchRequest
 from agentgit.sessions.session import REPLAYING
 from agentgit.store.queries.graph_points import moved_to
+from agentgit.store.records.json_columns import read_meta, read_request
 from agentgit.store.records.operations import NewOperation
 from agentgit.store.records.sessions import StoredRow, require_no_unfinished_rollback, require_real, require_whole_rerun
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
-from agentgit.values import as_object
 
 Authorize = Callable[[Reading, int], None]
 """A function that raises if the user may not change the session with this id."""
@@ -124,7 +124,7 @@ class Starter:
         if request.only_from_current:
             self.store.sessions.require_current(transaction, branch.external_session_id, request.source_id, branch.id)
         plan = self.planner.plan_switch(transaction, branch, filter_refusals(precheck_answers))
-        store_notes(self.store, transaction, branch, at_switch(as_object(branch.meta), plan, request.sync))
+        store_notes(self.store, transaction, branch, at_switch(read_meta(branch), plan, request.sync))
         if request.sync == "world":
             self._require_prechecks(plan, precheck_answers)
             plan = self.files.add_to_plan(plan, branch.external_session_id, snapshot, files)
@@ -178,7 +178,7 @@ class Starter:
 
     @staticmethod
     def _require_same_request(earlier_operation: StoredRow, request: Request, snapshot: SnapshotRef | None) -> int:
-        earlier_request = as_object(earlier_operation.request)
+        earlier_request = read_request(earlier_operation)
         conversation = earlier_operation.internal_session_id != earlier_operation.source_id
         earlier_files = earlier_request.get("files")
         options = {"tools": request.tools, "replay": request.replay, "point": moved_to(request.target)}

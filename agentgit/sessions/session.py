@@ -8,8 +8,7 @@ from datetime import datetime
 from typing import Any, ClassVar
 
 from agentgit.checkpoints.queries import TimeCursor
-from agentgit.errors import Corrupt, InvalidInput
-from agentgit.next_steps import Next
+from agentgit.errors import InvalidInput
 from agentgit.values import COUNT, FLAG, OBJECT, TIME, Deferred, Displayable, TableList, count
 
 OPEN = "open"
@@ -37,8 +36,6 @@ def idle_status(metadata: Mapping[str, Any]) -> str:
         ('open', 'simulated', 'open')
     """
     mark = metadata.get(RERUN)
-    if not isinstance(mark, dict | None):
-        raise Corrupt("The metadata of a branch cannot be read.", Next("fsck"))
     return OPEN if mark is None or mark.get("is_real") else SIMULATED
 
 

@@ -1,6 +1,6 @@
 """The first schema. Until it is released, who edits it gives it another revision, so that older drafts are refused.
 
-Revision ID: 0001e
+Revision ID: 0001f
 Revises:
 """
 
@@ -12,7 +12,7 @@ from alembic import op
 from sqlalchemy.dialects import postgresql
 from sqlalchemy.schema import AddConstraint, CreateIndex, CreateTable, DropConstraint
 
-revision = "0001e"
+revision = "0001f"
 down_revision = None
 branch_labels = None
 depends_on = None
@@ -33,19 +33,24 @@ TABLES = sa.MetaData(
 
 def _table(name, *parts):
     table = sa.Table(name, TABLES, *parts, sqlite_strict=True)
-    for column in table.c:  # what has a type of its own on PostgreSQL
-        valid = {
-            sa.Boolean: "{0} IN (0, 1)",
-            sa.DateTime: "{0} IS NULL OR (date(julianday(substr({0}, 1, 10))) IS substr({0}, 1, 10) "
-            "AND datetime({0}) IS NOT NULL AND {0} GLOB '????-??-?? ??:??:??.??????')",
-        }.get(type(column.type))
-        if valid is not None:
-            check = sa.CheckConstraint(valid.format(column.name), name=column.name)
-            table.append_constraint(check.ddl_if(dialect="sqlite"))
+    for column in table.c:  # what types do not say, on SQLite alone what has a type of its own on PostgreSQL
+        for kind, name, valid in (
+            (sa.Integer, "{0}", f"{{0}} >= {column.info.get('least', 0)}"),
+            (sa.DateTime, "{0}", "{0} BETWEEN '1970-01-01 00:00:00+00' AND '9000-01-01 00:00:00+00'"),
+            (sa.DateTime, "{0}_form", "{0} IS NULL OR (date(julianday(substr({0}, 1, 10))) IS substr({0}, 1, 10) "
+             "AND datetime({0}) IS NOT NULL AND {0} GLOB '????-??-?? ??:??:??.??????')"),
+            (sa.Boolean, "{0}", "{0} IN (0, 1)"),
+        ):  # fmt: skip
+            if type(column.type) is kind:
+                check = sa.CheckConstraint(valid.format(column.name), name=name.format(column.name))
+                is_everywhere = kind is sa.Integer or "BETWEEN" in valid
+                table.append_constraint(check if is_everywhere else check.ddl_if(dialect="sqlite"))
 
 
-def _column(name, kind, *, key=False, null=False, default=None):
-    return sa.Column(name, kind, primary_key=key, autoincrement=False, nullable=null, server_default=default)
+def _column(name, kind, *, key=False, null=False, default=None, least=0):
+    return sa.Column(
+        name, kind, primary_key=key, autoincrement=False, nullable=null, server_default=default, info={"least": least}
+    )
 
 
 def _id(name, **more):
@@ -159,7 +164,7 @@ _table(
 )  # fmt: skip
 _table(
     "checkpoint",
-    _id("id", key=True), _id("internal_session_id"), _number("number"), _words("name", null=True),
+    _id("id", key=True), _id("internal_session_id"), _number("number", least=1), _words("name", null=True),
     _words("description", null=True), _words("kind"), _flag("is_auto"), _id("user_id"), _moment("created_at"),
     _words("graph_checkpoint_id", null=True), _bytes("state_hash"), _number("position"), _number("message_count"),
     _words("restore_point", null=True), _bytes("data", null=True), _id("workspace_snapshot_id", null=True),
@@ -170,7 +175,6 @@ _table(
     _of("workspace_snapshot_id", "workspace_snapshot", deferred=True),
     _one_of("kind", "after before branch named tools"),
     sa.CheckConstraint("(kind = 'named') <> is_auto", name="named"),
-    sa.CheckConstraint("number > 0", name="number"),
     sa.Index(
         "ix_checkpoint_log",
         "internal_session_id", "created_at", "id", "number", "is_auto", "user_id",
@@ -208,9 +212,9 @@ _table(
 
 _table(
     "tool_invocation",
-    _id("id", key=True), _id("external_session_id"), _id("internal_session_id"), _number("arrival"), _number("batch"),
-    _number("batch_index"), _words("tool_name"), _words("tool_call_id", null=True), _words("effect"),
-    _words("status"), _bytes("args"), _bytes("result", null=True), _words("error_message", null=True),
+    _id("id", key=True), _id("external_session_id"), _id("internal_session_id"), _number("arrival"),
+    _number("batch", least=-1), _number("batch_index"), _words("tool_name"), _words("tool_call_id", null=True),
+    _words("effect"), _words("status"), _bytes("args"), _bytes("result", null=True), _words("error_message", null=True),
     _moment("started_at"), _moment("ended_at", null=True), _words("idempotency_key"), _words("undo", null=True),
     _words("owner", null=True), _id("replay_of", null=True), _words("kind", default="call"),
     _words("identity", null=True), _words("verify", null=True), _words("precheck", null=True),
@@ -219,7 +223,6 @@ _table(
     _of("external_session_id internal_session_id", "internal_session external_session_id id", cascade=True),
     _of("replay_of", "tool_invocation", deferred=True), _of("parent_id", "tool_invocation", deferred=True),
     _unique("internal_session_id", "arrival"), _index("external_session_id", "status"),
-    sa.CheckConstraint("arrival >= 0", name="arrival"),
     *(_index("external_session_id", name, only=name) for name in ("identity", "task")),
     *(_index(name, only=name) for name in ("parent_id", "replay_of")),
     _one_of(
@@ -238,7 +241,7 @@ _table(
 )  # fmt: skip
 _table(
     "world_log",
-    _id("external_session_id", key=True), _number("seq", key=True), _id("invocation_id"), _words("action"),
+    _id("external_session_id", key=True), _number("seq", key=True, least=1), _id("invocation_id"), _words("action"),
     _id("operation_id", null=True), _moment("created_at"),
     _of("external_session_id", "external_session", cascade=True), _of("invocation_id", "tool_invocation"),
     _of("operation_id", "operation"), _index("invocation_id"), _index("operation_id", only="operation_id"),
@@ -266,7 +269,7 @@ _table(
 _table(
     "graph_checkpoint",
     _words("thread_id", key=True), _words("ns", key=True), _words("checkpoint_id", key=True),
-    _id("external_session_id"), _number("seq"), _words("parent_id", null=True), _words("root_id", null=True),
+    _id("external_session_id"), _number("seq", least=1), _words("parent_id", null=True), _words("root_id", null=True),
     _words("run_id", null=True), _number("message_count"), _bytes("meta"), _bytes("header"), _bytes("channels"),
     _bytes("state_hash"),
     _unique("thread_id", "ns", "seq"), _index("thread_id", "root_id", only="root_id"),
@@ -275,7 +278,7 @@ _table(
 _table(
     "graph_write",
     _words("thread_id", key=True), _words("ns", key=True), _words("checkpoint_id", key=True),
-    _words("task_id", key=True), _number("idx", key=True), _id("external_session_id"), _words("task_path"),
+    _words("task_id", key=True), _number("idx", key=True, least=-1000), _id("external_session_id"), _words("task_path"),
     _words("channel"), _bytes("value"),
     _index("external_session_id"),
 )  # fmt: skip
@@ -283,7 +286,7 @@ _table(
     "blob",
     _id("external_session_id", key=True), _bytes("hash", key=True), _words("type"),
     _number("codec"), _number("size"), _bytes("data"),
-    sa.CheckConstraint("codec BETWEEN 0 AND 3", name="codec"),
+    sa.CheckConstraint("codec <= 3", name="known_codec"),
 )  # fmt: skip
 
 
@@ -313,16 +316,18 @@ EVENT_OF_SQLITE = f"""
 CREATE TABLE event (
     ordinal INTEGER NOT NULL PRIMARY KEY AUTOINCREMENT,
     id INTEGER NOT NULL UNIQUE,
-    epoch INTEGER NOT NULL,
+    epoch INTEGER NOT NULL CONSTRAINT ck_event_epoch CHECK (epoch >= 0),
     external_session_id INTEGER,
     internal_session_id INTEGER,
     owner_id INTEGER,
     user_id INTEGER,
     kind TEXT NOT NULL CONSTRAINT ck_event_kind CHECK (kind IN ({", ".join(map(repr, EVENT_KINDS.split()))})),
     detail BLOB NOT NULL,
-    created_at TEXT NOT NULL CONSTRAINT ck_event_created_at CHECK (created_at IS NULL OR (
-        date(julianday(substr(created_at, 1, 10))) IS substr(created_at, 1, 10)
-        AND datetime(created_at) IS NOT NULL AND created_at GLOB '????-??-?? ??:??:??.??????')),
+    created_at TEXT NOT NULL
+        CONSTRAINT ck_event_created_at CHECK (created_at BETWEEN '1970-01-01 00:00:00+00' AND '9000-01-01 00:00:00+00')
+        CONSTRAINT ck_event_created_at_form CHECK (
+            date(julianday(substr(created_at, 1, 10))) IS substr(created_at, 1, 10)
+            AND datetime(created_at) IS NOT NULL AND created_at GLOB '????-??-?? ??:??:??.??????'),
     CONSTRAINT fk_event_external_session_id FOREIGN KEY (external_session_id)
         REFERENCES external_session (id) ON DELETE CASCADE
 ) STRICT

@@ -221,7 +221,7 @@ def test_two_concurrent_grants_to_a_role_both_succeed(empty_server):
 
 @pytest.mark.usefixtures("second")
 def test_an_upgrade_is_refused_after_a_concurrent_newer_upgrade(empty, before):
-    backend.upgrade(empty, "0001e")
+    backend.upgrade(empty, "0001f")
     newer = Other(lambda: backend.run_sql(empty, "UPDATE agentgit_version SET version_num = '9999'"), patience=60)
     before(points.EVERY_WRITE, newer)
     with pytest.raises(SchemaMismatch, match="newer than this library"):

@@ -47,14 +47,14 @@ def alembic(checkout, empty):
 
 @pytest.mark.long
 def test_up_down_and_what_is_current(alembic, empty):
-    assert "0001e -> " not in alembic("history")
+    assert "0001f -> " not in alembic("history")
     assert "The first schema" in alembic("history")
     alembic("upgrade", "head")
-    assert "0001e (head)" in alembic("current")
+    assert "0001f (head)" in alembic("current")
     alembic("downgrade", "-1")
     with closing(Database(empty)) as database:
         assert schema.current_revision(database) is None
-    assert "0001e" not in alembic("current")
+    assert "0001f" not in alembic("current")
     alembic("upgrade", "+1")
     with agentgit.open(empty) as repo:
         assert repo.session("s", create=True).name == "s"
@@ -70,8 +70,8 @@ def test_autogenerate_finds_nothing_to_change(alembic, checkout):
     assert "op.drop" not in text
     alembic("upgrade", "head")
     assert "0002 (head)" in alembic("current")
-    alembic("downgrade", "0001e")
-    assert "0001e" in alembic("current")
+    alembic("downgrade", "0001f")
+    assert "0001f" in alembic("current")
     alembic("revision", "-m", "named", "--rev-id", "0007")
     assert (checkout / "alembic" / "versions" / "0007_named.py").exists()
 
@@ -97,7 +97,7 @@ def test_the_sql_of_an_upgrade_creates_the_schema(alembic, empty):
             script = script.replace("BEGIN;\n", "", 1).replace("\nCOMMIT;", "").replace("%", "%%")
             database.write(lambda transaction: transaction.connection.exec_driver_sql(script))
         schema.compare(database)
-    assert "DROP TABLE" in alembic("downgrade", "0001e:base", "--sql")
+    assert "DROP TABLE" in alembic("downgrade", "0001f:base", "--sql")
 
 
 @pytest.mark.long
@@ -105,10 +105,10 @@ def test_a_database_can_be_named_on_the_command_line_or_in_an_own_ini(alembic, c
     first, second = tmp_path / "first.db", tmp_path / "se%cond.db"
     alembic("-x", f"db={first}", "upgrade", "head")
     assert first.exists()
-    assert "0001e (head)" in alembic("-x", f"db={first}", "current")
+    assert "0001f (head)" in alembic("-x", f"db={first}", "current")
     url = f"sqlite:///{second}".replace("%", "%%")
     (checkout / "own.ini").write_text(f"[alembic]\nscript_location = alembic\nsqlalchemy.url = {url}\n")
     alembic("-c", "own.ini", "upgrade", "head")
     assert second.exists()
-    assert "0001e (head)" in alembic("-c", "own.ini", "current")
+    assert "0001f (head)" in alembic("-c", "own.ini", "current")
     assert "mysql" in alembic("-x", "db=mysql://h/x", "current", fails=True)

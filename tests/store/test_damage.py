@@ -206,21 +206,31 @@ UNREADABLE = ("ff", "5b315d", "7b")
 """Bytes that are no JSON object: no text, a list, and an incomplete object."""
 
 WRONG_SHAPES = {
-    "graph_checkpoint.header": "{}",
-    "graph_checkpoint.meta": '{"parents": 5}',
-    "external_session.meta": '{"retention": 5}',
-    "internal_session.meta": '{"rerun": 5}',
-    "operation.request": "{}",
-}
+    "graph_checkpoint.header": ["{}"],
+    "graph_checkpoint.meta": ['{"parents": 5}'],
+    "external_session.meta": ['{"retention": 5}', '{"retention": {"keep_last": "x"}}'],
+    "internal_session.meta": [
+        '{"rerun": 5}', '{"rerun": {"status": [], "verdict": {}}}', '{"exploration": true}',
+        '{"exploration": {"name": "x", "of": 1, "choices": [1], "end": [1]}}', '{"world_drift": 3}',
+        '{"world_note": []}', '{"template": {}}',
+    ],
+    "operation.request": ["{}", '{"steps": [{}]}', '{"steps": [], "accepted": 3}', '{"steps": [], "files": {"x": 1}}'],
+    "operation.report": ['{"kept": [3]}', '{"kept": [{"invocation": 1, "reason": 7}]}', '{"files": {"changes": 5}}',
+        '{"kept": [{"invocation": 1, "reason": "a", "next": [{"verb": "unheard of"}]}]}', '{"calls": [{}]}',
+    ],
+}  # fmt: skip
 """Objects that agentgit never writes into these columns."""
 
 
-@pytest.mark.parametrize("name", WRONG_SHAPES)
-@pytest.mark.parametrize("verb", [*READERS, *WRITERS])
-def test_a_verb_on_a_session_with_json_of_a_wrong_shape_works_or_raises_corrupt(lived, name, verb):
-    damage_column(Hand(lived), name, WRONG_SHAPES[name].encode().hex())
-    with suppress(Corrupt):
-        (READERS | WRITERS)[verb](lived, lived.session("s"))
+@pytest.mark.parametrize(
+    ("name", "value"), [(name, value) for name, values in WRONG_SHAPES.items() for value in values]
+)
+def test_verbs_on_a_session_with_json_of_a_wrong_shape_work_or_raise_corrupt_and_fsck_names_it(lived, name, value):
+    damage_column(Hand(lived), name, value.encode().hex())
+    assert any(finding.row.startswith(f"{name.partition('.')[0]} ") for finding in lived.maintenance.fsck(2).findings)
+    for verb in (READERS | WRITERS).values():
+        with suppress(Corrupt):
+            verb(lived, lived.session("s"))
 
 
 @pytest.mark.parametrize("name", ["graph_checkpoint.header", "external_session.meta", "blob.data"])

@@ -23,11 +23,11 @@ from scripted import World, agent_graph, call, calls, obedient, scripted, tool_n
 import agentgit
 from agentgit import Corrupt, InvalidInput, SQLModelSaver, Workspace
 from agentgit.store.objects.blobs import leaf, list_hash, pack, unpack
+from agentgit.store.records.json_shapes import MAX_COUNT, encode_bytes
 from agentgit.store.threads.graph_rows import hash_state
 from agentgit.store.transfer import file_trees, lines
 from agentgit.store.transfer.import_ import import_session
 from agentgit.store.transfer.import_check import check_export
-from agentgit.store.transfer.json_shapes import MAX_COUNT, encode_bytes
 from agentgit.store.transfer.lines import FORMAT
 
 # -- the exports that are edited

@@ -157,7 +157,7 @@ def test_an_unprivileged_role_can_check_and_not_change_tables_or_the_trail(world
     for statement in (
         "ALTER TABLE external_session ADD COLUMN mine int",
         "UPDATE event SET kind = ''", "DELETE FROM event", "TRUNCATE event", "DROP TABLE event",
-        "UPDATE agentgit_version SET version_num = '0001e'",
+        "UPDATE agentgit_version SET version_num = '0001f'",
         "ALTER TABLE event DISABLE TRIGGER ALL", "SET session_replication_role = replica",
     ):  # fmt: skip
         with pytest.raises(NotAllowed):
@@ -192,7 +192,7 @@ def test_errors_of_an_unprivileged_role_name_the_command_of_the_owner_which_gran
         schema.grant(database, "public", "me")
     assert f"agentgit db upgrade {theirs}" in str(refused.value).replace("'", "")
     schema.upgrade(database)  # the schema is up to date
-    backend.migrate(owner, command.downgrade, "0001e")
+    backend.migrate(owner, command.downgrade, "0001f")
     with pytest.raises(NotAllowed, match="does not own the tables"):
         schema.upgrade(database)
     with pytest.raises(SchemaMismatch) as refused:

@@ -20,8 +20,8 @@ import agentgit
 from agentgit import Corrupt, InvalidInput
 from agentgit.store.objects.blobs import leaf, list_hash, pack, unpack
 from agentgit.store.objects.packing import split_hashes
+from agentgit.store.records.json_shapes import decode_bytes, encode_bytes
 from agentgit.store.threads.graph_rows import hash_state
-from agentgit.store.transfer.json_shapes import decode_bytes, encode_bytes
 from agentgit.web import app
 
 

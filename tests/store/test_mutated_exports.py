@@ -17,7 +17,7 @@ from test_damaged_exports import ODD, a_session, exports, places, with_memory
 import agentgit
 from agentgit import AgentGitError, Corrupt, InvalidInput
 from agentgit.store.objects.blobs import leaf
-from agentgit.store.transfer.json_shapes import decode_bytes
+from agentgit.store.records.json_shapes import decode_bytes
 
 __all__ = ["exports"]  # the fixture
 

@@ -6,7 +6,19 @@ from contextlib import closing
 import backend
 import pytest
 from scripted import World, obedient, tool_node_graph
-from sqlalchemy import CheckConstraint, DateTime, Integer, LargeBinary, Text, null, select, text, type_coerce, update
+from sqlalchemy import (
+    BigInteger,
+    CheckConstraint,
+    DateTime,
+    Integer,
+    LargeBinary,
+    Text,
+    null,
+    select,
+    text,
+    type_coerce,
+    update,
+)
 from sqlalchemy.types import TypeDecorator
 
 import agentgit
@@ -24,6 +36,7 @@ WITHOUT_KEY = {
     "checkpoint.graph_checkpoint_id": "an id of LangGraph, on the thread of the branch",
     "tag.user_id": "the author may have been erased",
     "search_text.row_id": "a call or a checkpoint",
+    "tool_invocation.made_on": "a branch of the database that the call was imported from",
     "tool_invocation.tool_call_id": "an id of the model's provider",
     "operation.user_id": "the author may have been erased",
     "operation.request_id": "an id of the caller",
@@ -38,6 +51,7 @@ WITHOUT_KEY = {
     "graph_write.task_id": "an id of LangGraph",
     "graph_write.external_session_id": "a thread without a session has its family here",
     "blob.external_session_id": "a thread without a session has its family here",
+    "event.ordinal": "a place in the feed",
     "event.internal_session_id": "what an event names may go",
     "event.owner_id": "what an event names may go",
     "event.user_id": "what an event names may go",
@@ -50,7 +64,9 @@ def test_every_id_refers_to_a_row_or_has_a_reason():
         f"{table.name}.{column.name}"
         for table in METADATA.sorted_tables
         for column in table.c
-        if column.name.endswith("_id") and not column.foreign_keys
+        if (column.name.endswith("_id") or isinstance(column.type, BigInteger))
+        and column.name != "id"
+        and not column.foreign_keys
     }
     assert found == WITHOUT_KEY.keys()
 
@@ -138,8 +154,20 @@ def test_a_branch_with_half_an_origin_is_refused(lived):
 
 
 def test_a_number_below_the_first_is_refused(lived):
-    assert refused(lived, METADATA.tables["tool_invocation"], arrival=-1)
+    numbers = [(table, column.name) for table in TABLES for column in table.c if type(column.type) is Integer]
+    assert len(numbers) > 12
+    assert [(table.name, name) for table, name in numbers if not refused(lived, table, **{name: -1001})] == []
     assert refused(lived, METADATA.tables["checkpoint"], number=0)
+
+
+ODD_TIMES = ["infinity", "-infinity", "0044-03-15 BC", "12026-01-01", "0000-01-01 00:00:00.000000"]
+
+
+@pytest.mark.parametrize("time", ODD_TIMES)
+def test_a_time_that_python_cannot_have_is_refused(lived, time):
+    times = [(table, column.name) for table in TABLES for column in table.c if isinstance(column.type, UTCDateTime)]
+    value = text(f"'{time}'")
+    assert [(table.name, name) for table, name in times if not refused(lived, table, **{name: value})] == []
 
 
 def test_a_value_of_another_type_is_refused(lived):
@@ -189,9 +217,10 @@ def test_the_migration_makes_the_constraints_of_the_models(database):
     with database.reading() as transaction:
         made = {name.strip('"'): text for name, text in transaction.connection.exec_driver_sql(query)}
     for table in METADATA.sorted_tables:
-        typed = {column.name for column in table.c if isinstance(column.type, UTCDateTime | Flag)}
+        flags = {column.name for column in table.c if isinstance(column.type, Flag)}
         for one in (one for one in table.constraints if isinstance(one, CheckConstraint)):
-            is_sqlite_only = str(one.name).removeprefix(f"ck_{table.name}_") in typed
+            name = str(one.name).removeprefix(f"ck_{table.name}_")
+            is_sqlite_only = name in flags or name.endswith("_form")
             if database.is_sqlite and table.name != "event":
                 assert f"CONSTRAINT {one.name} CHECK ({one.sqltext})" in made[table.name], one.name
             elif not database.is_sqlite and not is_sqlite_only:

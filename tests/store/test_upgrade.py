@@ -40,9 +40,9 @@ def rows_of(database):
 def test_a_sqlite_file_of_an_earlier_schema_is_upgraded_on_open(tmp_path, second):
     path = tmp_path / "agentgit.db"
     with closing(Database(path)) as database:
-        before = filled(database, "0001e")
+        before = filled(database, "0001f")
         with pytest.raises(
-            SchemaMismatch, match=rf"has schema 0001e and this library needs {second}\. Run: .*db upgrade"
+            SchemaMismatch, match=rf"has schema 0001f and this library needs {second}\. Run: .*db upgrade"
         ):
             schema.check(database)
         with agentgit.open(path) as repo:
@@ -85,7 +85,7 @@ def test_a_database_of_another_draft_is_refused_by_name(empty):
 @pytest.mark.long
 def test_a_postgresql_database_is_upgraded_only_on_command(empty_server, second):
     with closing(Database(empty_server)) as database:
-        before = filled(database, "0001e")
+        before = filled(database, "0001f")
         with pytest.raises(SchemaMismatch, match="agentgit db upgrade"):
             schema.prepare(database)
         assert schema.upgrade(database) == second
@@ -122,7 +122,7 @@ def assert_kept(database, before):
 def test_each_migration_can_be_downgraded_and_upgraded_again(empty, second):
     with closing(Database(empty)) as database:
         filled(database, second)
-        backend.migrate(database, command.downgrade, "0001e")
+        backend.migrate(database, command.downgrade, "0001f")
         ignored = ("search_words", "ix_search_text_words")
         options = {"version_table": VERSION_TABLE, "include_name": lambda name, *_: not str(name).startswith(ignored)}
         with database.reading() as transaction:

@@ -24,9 +24,9 @@ from agentgit.rollback.request import RollbackOptions, require_one_of
 from agentgit.saver.branch_saver import SessionThreads, ThreadReader
 from agentgit.sessions.session import RUNNING
 from agentgit.store.queries.graph_points import BranchHead, GraphPlace, GraphPoint, find_graph_point, find_thread_head
+from agentgit.store.records.json_columns import read_meta
 from agentgit.store.sql.tables import CHECKPOINT
 from agentgit.store.sql.transaction import Reading
-from agentgit.values import as_object
 
 
 class ThreadSessions:
@@ -247,7 +247,7 @@ class HostSaver(ThreadReader, metaclass=_ShownByHost):
             return
         if (branch.id, branch.epoch) != (run.branch_id, run.epoch + 1):
             return  # it did not begin, or another run has followed
-        asked = confirmation.read(as_object(branch.meta))
+        asked = confirmation.read(read_meta(branch))
         if asked is not None:  # it has only asked whether it may begin
             rollbacks.set_current_branch(asked.previous, source_id=branch.id)
             return

@@ -32,10 +32,10 @@ from agentgit.next_steps import Next
 from agentgit.rollback.request import RollbackOptions, require_one_of
 from agentgit.saver.config import address, require_checkpoint_id
 from agentgit.store.queries.graph_points import BranchHead, GraphPlace, GraphPoint
+from agentgit.store.records.json_columns import read_meta
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads.graph_rows import INTERRUPT, RESUME
-from agentgit.values import as_object
 
 Confirm = Literal["interrupt", "raise", "never"]
 """What a run does before it reverses an effect that a compensating action only makes good."""
@@ -138,7 +138,7 @@ class Threads(ThreadSessions):
             raise NotFound(f"Thread {thread_id} was deleted. Nothing was run.")
         session_id = head.row.external_session_id
         self.wrapped.attach(session_id, store_of_run(config["configurable"], graph.store))
-        thread = _Thread(Rollbacks(self.context, session_id), head, confirmation.read(as_object(head.row.meta)), None)
+        thread = _Thread(Rollbacks(self.context, session_id), head, confirmation.read(read_meta(head.row)), None)
         if place is None or (place.checkpoint_id == head.checkpoint_id and not place.subgraphs):
             return thread
         point = self.find_point(session_id, place)

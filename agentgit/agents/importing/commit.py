@@ -18,13 +18,14 @@ from agentgit.handles.templates import require_name
 from agentgit.sessions.session import RUNNING
 from agentgit.store.audit.trail import record_event
 from agentgit.store.records.journal import CallOutcome, Intent
+from agentgit.store.records.json_columns import read_meta
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.tables import CHECKPOINT, SESSION
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads import staging
 from agentgit.store.threads.graph_rows import GraphKey
 from agentgit.store.threads.staging import IMPORTED_FROM_KEY
-from agentgit.values import as_object, portable
+from agentgit.values import portable
 
 OWNER = "import"
 
@@ -75,7 +76,7 @@ class ImportCommit:
     def _find_earlier_import(self, transaction: Reading, session_id: int | None) -> EarlierImport | None:
         branches = self.store.sessions.branches(transaction, session_id) if session_id is not None else []
         for row in branches:
-            facts = as_object(row.meta).get(IMPORTED_FROM_KEY)
+            facts = read_meta(row).get(IMPORTED_FROM_KEY)
             if facts is not None and facts["thread_id"] == self.thread_id:
                 newest = self.store.graphs.newest(transaction, row.thread_id)
                 return EarlierImport(

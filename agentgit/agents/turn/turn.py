@@ -42,6 +42,7 @@ from agentgit.store.audit.trail import record_event
 from agentgit.store.maintenance import retention
 from agentgit.store.queries.graph_points import find_replayed
 from agentgit.store.records.checkpoints import Label
+from agentgit.store.records.json_columns import read_meta
 from agentgit.store.records.sessions import session_has_moved
 from agentgit.store.records.turn_state import TurnState, query_turn_state
 from agentgit.store.sql.ids import new_id
@@ -51,7 +52,6 @@ from agentgit.store.store import HeadState, checkpoint_state
 from agentgit.store.threads.graph_rows import GraphCheckpoint, GraphKey, NewCheckpoint, NewWrites
 from agentgit.store.threads.pending_writes import NO_WRITES
 from agentgit.store.unit_of_work import UnitOfWork
-from agentgit.values import as_object
 
 
 @dataclass
@@ -206,7 +206,7 @@ class Turn(RunningTurn):
 
     def _with_note(self, transaction: Writing, given: TurnInput) -> TurnInput:
         """Return the input, preceded by the note about the world that a switch left for the model."""
-        note = note_for_model(as_object(self.branch.meta))
+        note = note_for_model(read_meta(self.branch))
         with_note = inputs.with_note(given, note) if note else None
         if with_note is not None:
             self.context.store.sessions.merge_metadata(transaction, self.branch.id, DELIVERED)

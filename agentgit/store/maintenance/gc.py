@@ -35,6 +35,7 @@ from agentgit.sessions.session import OPEN
 from agentgit.store.objects.blobs import FULL, RECORD, Blobs, base_hash, unpack
 from agentgit.store.objects.content import verify_lists
 from agentgit.store.objects.packing import CHUNKED, split_hashes
+from agentgit.store.records.json_columns import read_meta
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.encryption import PlainBytes
@@ -53,7 +54,6 @@ from agentgit.store.threads.graph_rows import (
 )
 from agentgit.store.threads.lifecycle import DELTA_COUNTERS, delete_thread, delta_ancestors
 from agentgit.store.threads.staging import IMPORTED_FROM_KEY
-from agentgit.values import as_object
 
 
 class GraphStep(NamedTuple):
@@ -81,7 +81,7 @@ def find_unused_steps(
     for branch in transaction.execute(_OPEN_BRANCHES, {"session": session_id}).all():
         rows = _CHECKPOINT_STEPS.all(transaction, {"branch": branch.id})
         referenced_ids = {row.graph_checkpoint_id for row in rows if row.id not in ignored_checkpoints}
-        if referenced_ids and IMPORTED_FROM_KEY not in as_object(branch.meta):
+        if referenced_ids and IMPORTED_FROM_KEY not in read_meta(branch):
             yield _find_unused_in_thread(transaction, branch.thread_id, referenced_ids)
 
 

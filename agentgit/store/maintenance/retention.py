@@ -34,10 +34,10 @@ UNRESOLVED = (INTENDED, UNKNOWN, REVERSING, REVERSE_FAILED, REVERSE_UNKNOWN)
 
 def read_retention(transaction: Reading, store: Store, session_id: int) -> Retention | None:
     """Read the retention of a session; None if it has none and keeps everything."""
-    return _parse_retention(store.sessions.load_row(transaction, session_id).meta)
+    return parse_retention(store.sessions.load_row(transaction, session_id).meta)
 
 
-def _parse_retention(meta: bytes) -> Retention | None:
+def parse_retention(meta: bytes) -> Retention | None:
     try:
         data = as_object(meta).get(MARK) if MARK.encode() in meta else None  # most have none: skip the parse
         return Retention.from_dict(data) if data is not None else None
@@ -65,7 +65,7 @@ def apply_if_due(transaction: Writing, store: Store, session_id: int, meta: byte
     if meta is None:
         store.sessions.lock(transaction, session_id)
         meta = store.sessions.load_row(transaction, session_id).meta
-    retention = _parse_retention(meta)
+    retention = parse_retention(meta)
     if retention is None:
         return 0
     count = _CHECKPOINT_COUNT.all(transaction, {"session": session_id})[0].checkpoints

@@ -17,6 +17,7 @@ from agentgit.sessions.session import RERUN
 from agentgit.sessions.tree import BEGUN, Exploration, ExploredBranch
 from agentgit.store.records.checkpoints import CHECKPOINT_WITH_BRANCH
 from agentgit.store.records.journal import TrackPart
+from agentgit.store.records.json_columns import read_meta, read_report
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.rows import rows_with
@@ -24,7 +25,6 @@ from agentgit.store.sql.tables import BRANCH, CHECKPOINT, OPERATION
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.store.threads.graph_rows import GraphKey
-from agentgit.values import as_object
 
 MARK_KEY = "exploration"
 """The key of the mark in the metadata of a branch: its exploration and its progress."""
@@ -35,7 +35,7 @@ DEFAULT_NAME = "explore"
 
 def mark_of(row: StoredRow) -> dict[str, Any]:
     """Read the exploration mark of a branch; empty if no exploration made the branch."""
-    mark: dict[str, Any] = as_object(row.meta).get(MARK_KEY, {})
+    mark: dict[str, Any] = read_meta(row).get(MARK_KEY, {})
     return mark
 
 
@@ -163,7 +163,7 @@ class RerunMarks:
         for part in slices(self._of_group(transaction, name)):
             reports = self.reports(transaction, [row.id for row in part])
             for row in part:
-                yield row, as_object(row.meta)[RERUN], reports.get(row.id, {})
+                yield row, read_meta(row)[RERUN], reports.get(row.id, {})
 
     def reports(self, transaction: Reading, branch_ids: Sequence[int]) -> dict[int, dict[str, Any]]:
         """Return the reports of reruns by the ids of their branches, with the names that the branches have now."""
@@ -172,7 +172,7 @@ class RerunMarks:
         query = select(BRANCH.c.id, BRANCH.c.name)
         names = {row.id: row.name for row in transaction.execute(query.where(BRANCH.c.id.in_(ids)))}
         return {
-            one.internal_session_id: as_object(one.report)
+            one.internal_session_id: read_report(one)
             | {"branch": names[one.internal_session_id], "source": names[one.source_id]}
             for one in operations
         }
@@ -186,4 +186,4 @@ class RerunMarks:
         reported = select(OPERATION.c.internal_session_id).where(OPERATION.c.kind == RERUN)
         query = select(BRANCH).where(or_(BRANCH.c.name.startswith(name, autoescape=True), BRANCH.c.id.in_(reported)))
         rows = transaction.execute(query.order_by(BRANCH.c.id)).all()
-        return [row for row in rows if as_object(row.meta).get(RERUN, {}).get("group") == name]
+        return [row for row in rows if read_meta(row).get(RERUN, {}).get("group") == name]

@@ -9,13 +9,13 @@ from agentgit.next_steps import Next
 from agentgit.sessions.session import IMPORTED
 from agentgit.store.records import recorded_calls
 from agentgit.store.records.checkpoints import CheckpointState, Label
+from agentgit.store.records.json_columns import read_meta
 from agentgit.store.records.sessions import StoredRow, require_real
 from agentgit.store.sql.rows import update_rows
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.store import Store
 from agentgit.store.threads.fork import CopiedState
-from agentgit.values import as_object
 
 TEMPLATE = "template"
 """The key in the metadata of a branch that holds the template from which it started."""
@@ -75,7 +75,7 @@ def require_same(
     branches = store.sessions.branches(transaction, session_id)
     if not branches:
         raise NotFound(f"Session {name!r} has been deleted. Try again to create it.")
-    template = as_object(branches[0].meta).get(TEMPLATE)
+    template = read_meta(branches[0]).get(TEMPLATE)
     is_same = template is not None and (
         template["checkpoint"] == checkpoint.id
         or (template["checkpoint"] is None and template["reference"] == reference)
@@ -96,7 +96,7 @@ def erase_references(store: Store, transaction: Writing, session_id: int) -> Non
         transaction.execute(select(CHECKPOINT.c.id).select_from(with_branch).where(is_erased)).scalars()
     )
     for row in transaction.execute(select(BRANCH.c.id, BRANCH.c.meta).where(BRANCH.c.parent_id.is_(None), ~is_erased)):
-        template = as_object(row.meta).get(TEMPLATE) if TEMPLATE.encode() in row.meta else None
+        template = read_meta(row).get(TEMPLATE) if TEMPLATE.encode() in row.meta else None
         if template is not None and template["checkpoint"] in checkpoint_ids:
             store.sessions.merge_metadata(transaction, row.id, {TEMPLATE: {**template, "reference": ERASED_REFERENCE}})
             update_rows(

@@ -14,6 +14,7 @@ from agentgit.next_steps import Next
 from agentgit.sessions.reports import Operation
 from agentgit.sessions.session import DONE, PARTIAL, RUNNING
 from agentgit.store.audit.trail import record_event
+from agentgit.store.records.json_columns import read_report
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
 from agentgit.store.sql.driver_errors import require_row
 from agentgit.store.sql.ids import new_id
@@ -21,7 +22,7 @@ from agentgit.store.sql.process import LEASE_END, LeasedRow, Leases
 from agentgit.store.sql.rows import CompiledUpdate, queue_insert, update_rows, value_of
 from agentgit.store.sql.tables import OPERATION
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.values import as_object, to_json
+from agentgit.values import to_json
 
 NO_REPORT: Mapping[str, Any] = {}
 
@@ -187,4 +188,4 @@ _RUNNING = CompiledStatement(
 
 def operation_from_row(row: Row[Any]) -> Operation:
     places = {"source_session_id": row.source_id, "checkpoint_id": row.target_id or 0}
-    return value_of(Operation, row, report=as_object(row.report), **places)
+    return value_of(Operation, row, report=read_report(row), **places)

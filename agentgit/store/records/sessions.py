@@ -21,6 +21,7 @@ from agentgit.sessions.rerun import DONE
 from agentgit.sessions.session import IMPORTED, OPEN, RERUN, RUNNING, SIMULATED, idle_status
 from agentgit.store.audit.trail import BRANCH_WITH_SESSION, EPOCH, NAME_COLUMNS, know_names, record_event
 from agentgit.store.records.journal import CALLS, LAST_SEQ_OF_BRANCH, NEXT_ARRIVAL_OF_BRANCH, NEXT_BATCH, TrackPart
+from agentgit.store.records.json_columns import read_meta
 from agentgit.store.records.users import UserStore
 from agentgit.store.sql import process
 from agentgit.store.sql.compiled_statement import CompiledStatement, PendingResult
@@ -272,7 +273,7 @@ class SessionStore:
     def release_abandoned(self, transaction: Writing, branch: StoredRow, **changes: Any) -> bool:
         """Release a branch whose run has died; return False if another run has taken it over."""
         held = {"status": RUNNING, "epoch": branch.epoch, "owner": branch.owner}
-        values = {"status": idle_status(as_object(branch.meta)), "owner": None, "lease_until": None, **changes}
+        values = {"status": idle_status(read_meta(branch)), "owner": None, "lease_until": None, **changes}
         return _release(*changes).run(transaction, {"id": branch.id}, held, **values)
 
     def set_status(self, transaction: Writing, branch_id: int, status: str) -> None:
@@ -295,7 +296,7 @@ class SessionStore:
     ) -> dict[str, Any]:
         """Change the metadata of a branch, and return it. The branch stays locked until the transaction ends."""
         row = require_row(_LOCK_META.first(transaction, {"branch": branch_id}), "branch", branch_id)
-        meta = {name: value for name, value in change(as_object(row.meta)).items() if value is not None}
+        meta = {name: value for name, value in change(read_meta(row)).items() if value is not None}
         _SET_META.run(transaction, {"id": branch_id}, meta=to_json(meta))
         return meta
 
@@ -436,7 +437,9 @@ def _release(*columns: str) -> CompiledUpdate:
 
 _SET_STATUS = CompiledUpdate(BRANCH, "status", "owner", "lease_until")
 _LOCK_META = CompiledStatement(
-    select(BRANCH.c.meta).where(_this_branch).with_for_update(key_share=True)  # SQLite has one writer anyway
+    select(BRANCH.c.id, BRANCH.c.meta)
+    .where(_this_branch)
+    .with_for_update(key_share=True)  # SQLite has one writer anyway
 )
 _SET_META = CompiledUpdate(BRANCH, "meta")
 _touch = (
@@ -472,7 +475,7 @@ class TakenOver(Conflict):
 
 def is_simulated(branch: StoredRow) -> bool:
     """Return whether a branch is a rerun that no switch has made real, also while it runs or the switch goes on."""
-    return idle_status(as_object(branch.meta)) == SIMULATED
+    return idle_status(read_meta(branch)) == SIMULATED
 
 
 def require_real(branch: StoredRow) -> None:
@@ -487,7 +490,7 @@ def require_real(branch: StoredRow) -> None:
 
 def require_whole_rerun(branch: StoredRow) -> None:
     """Check that a branch is not a rerun that stopped before its end, whose conversation is only a part."""
-    meta = as_object(branch.meta)
+    meta = read_meta(branch)
     if idle_status(meta) == SIMULATED and meta[RERUN].get("status") != DONE:
         raise Simulated(
             f"Branch {branch.name} is a rerun that did not come to its end: {meta[RERUN].get('status')}. It has "

@@ -21,7 +21,7 @@ from agentgit.store.sql.tables import METADATA
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.sql.url import redacted_url
 
-REVISION = "0001e"
+REVISION = "0001f"
 """The newest migration. A test compares it with the folder."""
 
 ADVISORY_LOCK = 0x61676974

@@ -257,6 +257,10 @@ ID = BigInteger().with_variant(Integer, "sqlite")
 """The type of ids. SQLite has one type of integers."""
 
 
+FIRST_TIME, LAST_TIME = "'1970-01-01 00:00:00+00'", "'9000-01-01 00:00:00+00'"
+"""The range of times. Python has no time for `infinity` of PostgreSQL, or outside of the years 1 to 9999."""
+
+
 def field(kind: Any, *, nullable: bool = False, **kwargs: Any) -> Any:
     return Field(default=None, sa_column=Column(kind, nullable=nullable, autoincrement=False, **kwargs))
 
@@ -276,18 +280,24 @@ def reference(
     )
 
 
-def sqlite_checks(table: Table) -> Iterator[CheckConstraint]:
-    """Yield the constraints of SQLite for what has a type of its own on PostgreSQL: times, and true or false."""
+def type_checks(table: Table) -> Iterator[CheckConstraint]:
+    """Yield the constraints for what types do not say: the range of numbers and times, and on SQLite their form."""
     for column in table.c:
         if isinstance(column.type, UTCDateTime):
+            yield CheckConstraint(f"{column.name} BETWEEN {FIRST_TIME} AND {LAST_TIME}", name=column.name)
             is_day = "date(julianday(substr({0}, 1, 10))) IS substr({0}, 1, 10)"  # SQLite takes 2026-02-30
             is_time = f"{is_day} AND datetime({{0}}) IS NOT NULL AND {{0}} GLOB '????-??-?? ??:??:??.??????'"
-            is_valid = f"{{0}} IS NULL OR ({is_time})".format(column.name)
+            is_valid, name = f"{{0}} IS NULL OR ({is_time})".format(column.name), f"{column.name}_form"
+            yield CheckConstraint(is_valid, name=name).ddl_if(dialect="sqlite")
         elif isinstance(column.type, Flag):
-            is_valid = f"{column.name} IN (0, 1)"
-        else:
-            continue
-        yield CheckConstraint(is_valid, name=column.name).ddl_if(dialect="sqlite")
+            yield CheckConstraint(f"{column.name} IN (0, 1)", name=column.name).ddl_if(dialect="sqlite")
+        elif type(column.type) is Integer:
+            yield CheckConstraint(f"{column.name} >= {least(column)}", name=column.name)
+
+
+def least(column: Column[Any]) -> int:
+    """Return the smallest number that a column may have."""
+    return int(column.info.get("least", 0))
 
 
 def one_of(column: str, values: Iterable[str]) -> CheckConstraint:

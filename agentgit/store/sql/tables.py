@@ -214,11 +214,10 @@ class CheckpointRow(TableRow, table=True):
         column.reference("workspace_snapshot_id", "workspace_snapshot", deferred=True),
         column.one_of("kind", CHECKPOINT_KINDS),
         CheckConstraint("(kind = 'named') <> is_auto", name="named"),
-        CheckConstraint("number > 0", name="number"),
     )
     id: int = field(ID, primary_key=True)
     internal_session_id: int = field(ID)
-    number: int = field(Integer)
+    number: int = field(Integer, info={"least": 1})
     name: str | None = field(SafeText, nullable=True)
     description: str | None = field(SealedText("checkpoint.description"), nullable=True)
     kind: str = field(Text)
@@ -330,13 +329,12 @@ class ToolInvocationRow(TableRow, table=True):
         column.one_of("effect", map(str, RECORDED_KINDS)),
         column.one_of("status", CALL_STATUSES),
         column.one_of("kind", CALL_KINDS),
-        CheckConstraint("arrival >= 0", name="arrival"),
     )
     id: int = field(ID, primary_key=True)
     external_session_id: int = field(ID)
     internal_session_id: int = field(ID)
     arrival: int = field(Integer)
-    batch: int = field(Integer)
+    batch: int = field(Integer, info={"least": -1})
     batch_index: int = field(Integer)
     tool_name: str = field(SafeText)
     tool_call_id: str | None = field(SafeText, nullable=True)
@@ -375,7 +373,7 @@ class WorldLogRow(TableRow, table=True):
         column.one_of("action", LOGGED_STATUSES),
     )
     external_session_id: int = field(ID, primary_key=True)
-    seq: int = field(Integer, primary_key=True)
+    seq: int = field(Integer, primary_key=True, info={"least": 1})
     invocation_id: int = field(ID)
     action: str = field(Text)
     operation_id: int | None = field(ID, nullable=True)
@@ -431,7 +429,7 @@ class GraphCheckpointRow(TableRow, table=True):
     ns: str = field(SafeText, primary_key=True)
     checkpoint_id: str = field(Text, primary_key=True)
     external_session_id: int = field(ID)
-    seq: int = field(Integer)
+    seq: int = field(Integer, info={"least": 1})
     parent_id: str | None = field(Text, nullable=True)
     root_id: str | None = field(Text, nullable=True)
     run_id: str | None = field(SafeText, nullable=True)
@@ -450,7 +448,7 @@ class GraphWriteRow(TableRow, table=True):
     ns: str = field(SafeText, primary_key=True)
     checkpoint_id: str = field(Text, primary_key=True)
     task_id: str = field(Text, primary_key=True)
-    idx: int = field(Integer, primary_key=True)
+    idx: int = field(Integer, primary_key=True, info={"least": -1000})  # below 0 for special channels
     external_session_id: int = field(ID)
     task_path: str = field(SafeText)
     channel: str = field(SafeText)
@@ -468,7 +466,7 @@ class BlobRow(TableRow, table=True):
     copies are one family.
     """
 
-    __table_args__ = (CheckConstraint("codec BETWEEN 0 AND 3", name="codec"),)
+    __table_args__ = (CheckConstraint("codec <= 3", name="known_codec"),)
     external_session_id: int = field(ID, primary_key=True)
     hash: bytes = field(LargeBinary, primary_key=True)
     type: str = field(Text)
@@ -518,7 +516,7 @@ class EncryptionKeyRow(TableRow, table=True):
 def table_of(row_class: type[TableRow]) -> Table:
     table: Table = row_class.__table__  # type: ignore[attr-defined]  # SQLModel gives each table class its table
     table.dialect_options["sqlite"]["strict"] = True
-    for constraint in column.sqlite_checks(table):
+    for constraint in column.type_checks(table):
         table.append_constraint(constraint)
     return table
 

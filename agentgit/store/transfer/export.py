@@ -15,13 +15,13 @@ from sqlalchemy import Table, case, null, select
 from agentgit.store.objects.blobs import RECORD, Blobs, Leaf, link_of, unpack
 from agentgit.store.objects.content import verify_lists
 from agentgit.store.objects.packing import CHUNK, CHUNK_BYTES, cut, split_hashes
+from agentgit.store.records.json_shapes import encode_bytes
 from agentgit.store.sql import tables as t
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
 from agentgit.store.transfer.forms import ListItems, encode_row, unreadable
-from agentgit.store.transfer.json_shapes import encode_bytes
 from agentgit.store.transfer.selection import Rows, Selection
 from agentgit.values import as_object
 

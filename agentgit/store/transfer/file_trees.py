@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from hashlib import sha256
 from typing import Any, NamedTuple
 
+from agentgit.store.records.json_shapes import anything, decode_bytes, digest, label, named, number
 from agentgit.store.transfer import paths
-from agentgit.store.transfer.json_shapes import anything, decode_bytes, digest, label, named, number
 from agentgit.store.transfer.paths import LONGEST_PATH, fold_name, levels_up, text_of
 
 Record = Mapping[str, Any]

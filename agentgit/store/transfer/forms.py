@@ -14,22 +14,16 @@ from sqlalchemy import BigInteger, CheckConstraint, Column, ForeignKeyConstraint
 
 from agentgit.checkpoints import references
 from agentgit.effects import invocation
-from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REPLAY_MODES, REVERSE, TOOLS_MODES
 from agentgit.effects.report import GROUPS
 from agentgit.errors import Corrupt, InvalidInput
-from agentgit.sessions.rerun import RerunReport
 from agentgit.sessions.session import IMPORTED, RERUN
 from agentgit.store.objects.blobs import compact, unpack
 from agentgit.store.objects.packing import CHUNK_BYTES, HASH_BYTES
 from agentgit.store.records.checkpoints import MERGE_KEY
-from agentgit.store.sql import tables as t
-from agentgit.store.sql.columns import Flag, Payload, SafeText, SealedText, UTCDateTime
-from agentgit.store.sql.driver_errors import unreadable_row
-from agentgit.store.transfer import file_trees
-from agentgit.store.transfer.json_shapes import (
+from agentgit.store.records.json_columns import BRANCH_META, CHECKPOINT_ID, REQUEST, report_shape
+from agentgit.store.records.json_shapes import (
     MAX_COUNT,
     Chosen,
-    Names,
     Nullable,
     Ref,
     Shape,
@@ -37,7 +31,6 @@ from agentgit.store.transfer.json_shapes import (
     decode_bytes,
     digest,
     flag,
-    forgotten,
     hexadecimal,
     ident,
     is_shaped,
@@ -53,6 +46,10 @@ from agentgit.store.transfer.json_shapes import (
     time,
     word,
 )
+from agentgit.store.sql import tables as t
+from agentgit.store.sql.columns import Flag, Payload, SafeText, SealedText, UTCDateTime, least
+from agentgit.store.sql.driver_errors import unreadable_row
+from agentgit.store.transfer import file_trees
 from agentgit.values import UNREADABLE, stored_json
 
 TABLES = (
@@ -137,19 +134,6 @@ _GRAPH_METADATA = {
 }  # fmt: skip
 
 
-def _score(value: Any) -> Any:
-    """Check for a number, or the name of a float that JSON cannot express."""
-    if value not in ("inf", "-inf", "nan") and (type(value) not in (int, float) or abs(value) > 1e300):
-        raise ValueError("is not a number")
-    return value
-
-
-def _figure(value: Any) -> float | None:
-    if value is not None and (type(value) not in (int, float) or not 0 <= value < MAX_COUNT):
-        raise ValueError("is not a number of seconds, or a cost")
-    return None if value is None else float(value)
-
-
 def _pending(value: Any) -> list[Any]:
     """Check the pending writes of a checkpoint; see `agentgit.store.threads.pending_writes`."""
     keys: list[Any] = []
@@ -192,65 +176,9 @@ def _name_of(kind: str) -> Shape:
     return check
 
 
-_CALL, _BRANCH, _POINT = Ref("tool_invocation"), Ref("internal_session"), Ref("checkpoint")
-_ANY_CALL, _ANY_BRANCH, _ANY_POINT = (one._replace(is_optional=True) for one in (_CALL, _BRANCH, _POINT))
-
-_BRANCH_META = {
-    "turns?": number(),
-    "exploration?": {
-        "name": text, "of": _BRANCH, "choices": [number(1)], "said?": anything, "status?": text,
-        "end": Nullable(_ANY_POINT), "score?": Nullable(_score), "error?": Nullable(text),
-    },
-    "world_note?": Nullable(text),
-    "world_drift?": Nullable(Names(_ANY_CALL, text)),
-    "imported?": {"thread_id": text, "newest": text, "calls": number()},
-    "template?": {"checkpoint": forgotten, "reference": text},  # it is in another session
-    "rerun?": {
-        "of?": Nullable(_ANY_BRANCH), "status?": text, "group?": Nullable(text), "is_real?": flag, "verdict?": anything,
-        "tokens?": Nullable(number()), "error?": Nullable(text), "judged?": flag,
-    },
-}  # fmt: skip
-
 _ANSWERS = {
     "task": text, "call": text, "direct": flag, "place": number(), "taken": [number()], "question": Nullable(text),
 }  # fmt: skip
-
-SETTINGS = {
-    "on_error?": text, "on_drift?": text, "tools?": one_of(*TOOLS_MODES), "replay?": one_of(*REPLAY_MODES),
-    "force?": flag, "sync?": text,
-    "seen?": number(), "current?": flag, "give_up?": flag,
-}  # fmt: skip
-"""The settings of an operation's request, in addition to its steps. Its files do not travel."""
-
-_REQUEST = SETTINGS | {
-    "steps": [{"invocation": _CALL, "action": one_of(REVERSE, KEEP, BLOCK, GONE, REDO, ANSWER), "why": text}],
-    "accepted": [_CALL],
-}  # fmt: skip
-_REPORT = {group: [{"invocation": _CALL, "reason": text}] for group in GROUPS}
-
-_RERUN_CALL = {
-    "tool_name": text, "args": named, "answered_by": text, "turn": number(), "recorded_id": Nullable(_CALL),
-    "is_reordered": flag,
-}  # fmt: skip
-_RERUN_REPORT = {
-    "branch": text, "source": text, "status": text, "reason?": Nullable(text), "turns?": number(),
-    "recorded_turns?": number(), "calls": [_RERUN_CALL],
-    "not_made?": [{"id": _CALL, "tool_name": text, "args": named}],
-    "unanswered?": [anything], "is_same_state?": flag, "end?": Nullable(word), "seconds?": _figure,
-    "recorded_seconds?": _figure, "cost?": _figure, "recorded_cost?": _figure, "tokens?": {"*": [number()]},
-    "recorded_tokens?": {"*": [number()]}, "model_calls?": number(), "recorded_model_calls?": Nullable(number()),
-}  # fmt: skip
-
-
-def _report_shape(value: Any) -> Shape:
-    """Return the shape of the report of an operation. That of a rerun must have what its reader needs."""
-    if "calls" not in named(value):
-        return _REPORT
-    try:
-        RerunReport.from_dict(value)
-    except (TypeError, AttributeError) as error:
-        raise ValueError("lacks a field of the report of a rerun, or has a wrong one") from error
-    return _RERUN_REPORT
 
 
 def _data_shape(value: Any) -> Shape:
@@ -258,12 +186,12 @@ def _data_shape(value: Any) -> Shape:
     merge = value.get(MERGE_KEY) if isinstance(value, dict) else None
     source_id = merge.get("checkpoint") if isinstance(merge, dict) else None
     is_merge = type(source_id) is int and 0 < source_id < 2**53
-    point = _POINT._replace(is_kept=True)  # it may be a person's own data, too
+    point = CHECKPOINT_ID._replace(is_kept=True)  # it may be a person's own data, too
     return {MERGE_KEY: {"checkpoint": point, "*": anything}, "*": anything} if is_merge else anything
 
 
 JSON_COLUMNS: Mapping[str, Shape] = {
-    "internal_session.meta": _BRANCH_META,
+    "internal_session.meta": BRANCH_META,
     "graph_checkpoint.meta": _GRAPH_METADATA,
     "graph_checkpoint.header": Chosen(_header_shape),
     "checkpoint.data": Chosen(_data_shape),
@@ -271,8 +199,8 @@ JSON_COLUMNS: Mapping[str, Shape] = {
     "tool_invocation.args": named,
     "tool_invocation.result": anything,
     "tool_invocation.answers": _ANSWERS,
-    "operation.request": _REQUEST,
-    "operation.report": Chosen(_report_shape),
+    "operation.request": REQUEST,
+    "operation.report": Chosen(report_shape),
 }
 """The columns that hold JSON, each with its shape."""
 
@@ -312,19 +240,14 @@ _COLUMNS: Mapping[str, Shape] = {
     "blob.hash": digest,
     "blob.data": _value_data,
     "graph_checkpoint.thread_id": Ref(THREAD, is_text=True),
-    "graph_checkpoint.seq": number(1),
     "graph_checkpoint.channels": _channels,
     "graph_checkpoint.state_hash": digest,
     "graph_write.thread_id": Ref(THREAD, is_text=True),
-    "graph_write.idx": number(-1000),
     "graph_write.value": _hashes,
     "checkpoint.name": label,
-    "checkpoint.number": number(1),
     "checkpoint.state_hash": _state_hash,
     "tag.name": _name_of("tag"),
-    "tool_invocation.batch": number(-1),
     "tool_invocation.status": one_of(*STATUSES),
-    "world_log.seq": number(1),
 }
 """The shapes of the columns whose type does not say enough."""
 
@@ -377,7 +300,7 @@ def _type_shape(column: Column[Any]) -> Shape:
     if isinstance(kind, BigInteger):
         return ident
     if isinstance(kind, Integer):
-        return number()
+        return number(least(column))
     return hexadecimal if isinstance(kind, LargeBinary | Payload) else word
 
 

@@ -19,6 +19,7 @@ from agentgit.store.maintenance.fsck.check import check_session
 from agentgit.store.maintenance.fsck.reading import row_name
 from agentgit.store.objects.blobs import BlobStore, Leaf, NewValues, compact, pack_list
 from agentgit.store.objects.packing import CHUNK, CHUNKED, RAW, Chunk
+from agentgit.store.records.json_shapes import Ref, walk
 from agentgit.store.sql import tables as t
 from agentgit.store.sql.batch import MAX_PARAMETERS as ROWS_AT_ONCE
 from agentgit.store.sql.encryption import PlainBytes
@@ -29,7 +30,6 @@ from agentgit.store.store import Store
 from agentgit.store.threads.owners import thread_of_branch
 from agentgit.store.transfer.forms import THREAD, Chunks, ListItems, decode_row, shape_of
 from agentgit.store.transfer.import_check import TABLES_BY_NAME, Checker
-from agentgit.store.transfer.json_shapes import Ref, walk
 from agentgit.store.transfer.lines import LineReader, damaged_line, read_lines
 from agentgit.store.transfer.values import require_readable
 from agentgit.values import UNREADABLE, as_object, to_json

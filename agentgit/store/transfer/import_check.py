@@ -18,11 +18,7 @@ from agentgit.sessions.session import RERUN, idle_status
 from agentgit.store.objects.blobs import RECORD, Leaf, unpack
 from agentgit.store.objects.packing import CHUNK, split_hashes
 from agentgit.store.objects.plain_values import MESSAGES
-from agentgit.store.sql import tables as t
-from agentgit.store.transfer import file_trees
-from agentgit.store.transfer.file_trees import FileChecker, FileSink, UnpackedSizes
-from agentgit.store.transfer.forms import TABLES, THREAD, Chunks, ListItems, references_of, shape_of, travelling
-from agentgit.store.transfer.json_shapes import (
+from agentgit.store.records.json_shapes import (
     Nullable,
     Ref,
     anything,
@@ -33,6 +29,10 @@ from agentgit.store.transfer.json_shapes import (
     time,
     walk,
 )
+from agentgit.store.sql import tables as t
+from agentgit.store.transfer import file_trees
+from agentgit.store.transfer.file_trees import FileChecker, FileSink, UnpackedSizes
+from agentgit.store.transfer.forms import TABLES, THREAD, Chunks, ListItems, references_of, shape_of, travelling
 from agentgit.store.transfer.lines import LineReader, damaged_line, read_lines
 from agentgit.store.transfer.values import is_message, require_readable
 from agentgit.values import UNREADABLE

@@ -15,7 +15,7 @@ import orjson
 from agentgit.errors import Corrupt, InvalidInput
 from agentgit.next_steps import Next
 from agentgit.sessions.reports import OnProgress
-from agentgit.store.transfer.json_shapes import require_flat
+from agentgit.store.records.json_shapes import require_flat
 from agentgit.values import dump_without_orjson, from_json
 
 NAME = "agentgit-export"

@@ -21,6 +21,7 @@ from agentgit.store.objects.content import Encoded
 from agentgit.store.objects.plain_values import JSON, MESSAGE, NOT_COMPUTED, encode_leaf
 from agentgit.store.records.checkpoints import MERGE_KEY, Label, require_text
 from agentgit.store.records.journal import CallOutcome, Intent
+from agentgit.store.records.json_shapes import Nullable, is_shaped, require_flat, time
 from agentgit.store.sql.tables import BRANCH, CHECKPOINT, GRAPH_CHECKPOINT, TOOL_INVOCATION
 from agentgit.store.sql.transaction import Writing
 from agentgit.store.store import Store, checkpoint_state
@@ -28,7 +29,6 @@ from agentgit.store.threads.graph_rows import Draft, GraphCheckpoint, GraphKey, 
 from agentgit.store.threads.graph_store import GraphStore
 from agentgit.store.threads.message_rewrite import new_checkpoint_id
 from agentgit.store.transfer.forms import EXPORTED_STATUS, STATUSES
-from agentgit.store.transfer.json_shapes import Nullable, is_shaped, require_flat, time
 from agentgit.store.transfer.values import stored_message
 from agentgit.values import portable
 

@@ -22,6 +22,7 @@ from agentgit.errors import Conflict
 from agentgit.next_steps import Next
 from agentgit.sessions.session import DONE
 from agentgit.store.queries.explorations import MARK_KEY
+from agentgit.store.records.json_columns import read_meta
 from agentgit.store.records.sessions import StoredRow, is_simulated, require_no_unfinished_rollback
 from agentgit.store.sql import tables as t
 from agentgit.store.sql.transaction import Reading
@@ -29,7 +30,7 @@ from agentgit.store.store import Store
 from agentgit.store.threads import fork, pending_writes
 from agentgit.store.threads.graph_rows import INTERRUPT, GraphKey
 from agentgit.store.transfer.import_check import BRANCH, CHECKPOINT, SESSION
-from agentgit.values import as_object, to_json
+from agentgit.values import to_json
 
 ELSEWHERE = "elsewhere"
 """The name of the branch that holds, in the export of one path, the calls beside it in the same world."""
@@ -198,7 +199,7 @@ class Selection:
         for row in self.path:
             changed: dict[str, Any] = {"head_id": self._exits[row.id].point.id} if row.id in self._exits else {}
             if self.scope.branch is not None:
-                meta = {name: value for name, value in as_object(row.meta).items() if name != MARK_KEY}
+                meta = {name: value for name, value in read_meta(row).items() if name != MARK_KEY}
                 changed["meta"] = to_json(meta)  # a mark names other branches
             yield {**row._asdict(), **changed}
         if self._beside:

@@ -21,7 +21,7 @@ from agentgit.store.objects.plain_values import (
     show_message,
     unpack_msgpack,
 )
-from agentgit.store.transfer.json_shapes import Nullable, anything, is_shaped, items, named, one_of, require_flat, text
+from agentgit.store.records.json_shapes import Nullable, anything, is_shaped, items, named, one_of, require_flat, text
 
 VALUE_TYPES = frozenset({*READERS, MSGPACK, MESSAGE_MSGPACK, CUSTOM_SERDE, RECORD, "null", "bytes", "bytearray"})
 """The types of values that agentgit writes. A value of any other type, such as a pickle, is refused."""

@@ -16,7 +16,9 @@ from agentgit.effects.memory import names_item
 from agentgit.errors import Corrupt
 from agentgit.store.maintenance.erasure import list_erased_users
 from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, checked, read_rows, row_name
+from agentgit.store.maintenance.retention import parse_retention
 from agentgit.store.records.journal import LAST_LOGGED_STATUSES, NEXT_LOGGED
+from agentgit.store.records.json_columns import read_meta, read_report, read_request
 from agentgit.store.records.session_access import NO_LINK
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.tables import (
@@ -77,7 +79,7 @@ class RowCheck:
         """Read some columns of all rows of a table, and count the rows for the progress."""
         return read_rows(self.transaction, self._select(*columns), self.report)
 
-    def require_json(self, row: str, name: str, data: bytes | None, decode: Callable[[bytes], Any] = as_object) -> None:
+    def require_json(self, row: str, name: str, data: Any, decode: Callable[[Any], Any] = as_object) -> None:
         """Check that a value can be decoded as its readers decode it. Does nothing at level 1."""
         if self.with_hashes and data is not None:
             try:
@@ -99,6 +101,8 @@ class RowCheck:
         for column in (SESSION.c.meta, EVENT.c.detail, WORKSPACE_SNAPSHOT.c.settings):
             for id, data in self.read(column.table.c.id, column):
                 self.require_json(f"{column.table.name} {id}", column.name, data)
+                if column is SESSION.c.meta:
+                    self.require_json(f"external_session {id}", "retention", data, parse_retention)
 
     def check_branches(self) -> None:
         """Check the ancestors and the inherited calls of each branch, and that each session has a current branch."""
@@ -122,7 +126,7 @@ class RowCheck:
             if not is_valid:
                 problem = f"it records {row.inherited} inherited calls, but its branch point has {most}"
                 self.report.add(name, problem, RESTORE)
-            self.require_json(name, "meta", row.meta)
+            self.require_json(name, "meta", row, read_meta)
         for (id,) in self._read_raw(self._select(SESSION.c.id).where(SESSION.c.current_branch_id.is_(None))):
             self.report.add(f"external_session {id}", "it has no current branch", "Continue on a branch.")
 
@@ -171,12 +175,12 @@ class RowCheck:
 
     def check_operations(self) -> None:
         c = OPERATION.c
-        for row in self.read(c.id, c.request, c.report):
+        for row in self.read(c.id, c.kind, c.status, c.request, c.report):
             name = f"operation {row.id}"
-            self.require_json(name, "request", row.request)
-            self.require_json(name, "report", row.report)
-            with suppress(Corrupt, AttributeError, KeyError, TypeError):  # it is reported
-                for step in as_object(row.request).get("steps", ()) if self.with_hashes else ():
+            self.require_json(name, "request", row, read_request)
+            self.require_json(name, "report", row, read_report)
+            with suppress(Corrupt):  # it is reported
+                for step in read_request(row)["steps"] if self.with_hashes else ():
                     if step["invocation"] not in self.call_ids:
                         self.report.add(name, f"its call {step['invocation']} is missing", RESTORE)
 
