@@ -18,13 +18,14 @@ Verb = Literal[
     "add_no_files", "add_overwrite", "add_user", "answer", "answer_calls", "answer_each", "check_schema", "confirm",
     "continue", "continue_exploration", "create_database", "create_session", "declare", "diff", "drop_question",
     "enable_user", "force", "force_delete", "force_files", "force_recover", "force_restore", "force_rollback",
-    "force_template", "fork", "fsck", "give_keys", "grant", "install", "keep_files", "list_branches",
-    "list_calls", "list_checkpoints", "list_keys", "list_links", "list_members", "list_operations", "list_sessions",
+    "force_template", "fork", "fsck", "give_keys", "grant", "install", "keep_files", "list_branches", "list_calls",
+    "list_checkpoints", "list_keys", "list_links", "list_members", "list_operations", "list_sessions",
     "list_snapshots", "list_tags", "list_users", "no_files", "overwrite_files", "recover", "redo_planned",
-    "report_unowned", "rerun_live", "resolve", "resolve_happened", "resolve_to_reverse", "resume", "resume_forced",
-    "resume_planned", "retain", "rewind_files", "rewind_other", "rollback", "save_files", "save_no_files", "share",
-    "show_exploration", "switch", "switch_ignore", "switch_note", "switch_run", "switch_world", "tag", "undo",
-    "undo_planned", "unfenced", "untag", "update", "use_serializer", "wrap", "wrap_again",
+    "report_unowned", "rerun_live", "resolve", "resolve_happened", "resolve_to_reverse", "restore_other", "resume",
+    "resume_forced", "resume_planned", "retain", "rewind_files", "rewind_other", "rollback", "save_files",
+    "save_no_files", "share", "show_exploration", "switch", "switch_ignore", "switch_note", "switch_run",
+    "switch_world", "tag", "undo", "undo_planned", "unfenced", "untag", "update", "use_serializer", "wrap",
+    "wrap_again",
 ]  # fmt: skip
 
 
@@ -390,6 +391,7 @@ WORDS: Mapping[Verb, Mapping[str, str]] = {
         "{run}resolve {call} happened",
         page="“It happened”",
     ),
+    "restore_other": _words("restores another snapshot", "Workspace.restore(REF)", "{run}workspace restore REF"),
     "resume": _words(
         "finishes it",
         "repo.resume({operation})",

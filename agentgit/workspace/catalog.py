@@ -57,8 +57,6 @@ IS_HELD = "EXISTS (SELECT 1 FROM holding WHERE holding.snapshot = snapshot.id)"
 IS_LISTED = f"kind <> '{UNDO}'"
 """Entries of the undo stack are not listed with the other snapshots."""
 
-IS_DELETABLE = f"{IS_LISTED} AND NOT {IS_HELD}"
-
 SETTINGS, GENERATION, PENDING = "settings", "generation", "pending"
 """Keys of `state`: the settings of the index, when it was stored, and the restore in progress."""
 
@@ -221,13 +219,13 @@ class Catalog:
         """Return the snapshots on the undo stack, oldest first."""
         return self._rows("WHERE kind = ? ORDER BY seq", UNDO)
 
-    def deletable(self) -> list[CatalogRow]:
-        """Return the snapshots of the workspace that no session and no undo stack needs, newest first."""
-        return self._rows(f"WHERE {IS_DELETABLE} ORDER BY seq DESC")
+    def deletable(self, *, kept: int = 0, protected: Iterable[str] = ()) -> list[CatalogRow]:
+        """Return the snapshots that no session and no undo stack needs, newest first, without the first `kept` ones.
 
-    @_connected
-    def count_deletable(self, db: sqlite3.Connection) -> int:
-        return int(db.execute(f"SELECT count(*) FROM snapshot WHERE {IS_DELETABLE}").fetchone()[0])  # noqa: S608
+        Protected ones are the first.
+        """
+        order = "id IN (SELECT value FROM json_each(?)) DESC, seq DESC LIMIT -1 OFFSET ?"
+        return self._rows(f"WHERE {IS_LISTED} AND NOT {IS_HELD} ORDER BY {order}", json.dumps([*protected]), kept)
 
     @_connected
     def trees(self, db: sqlite3.Connection) -> list[str]:

@@ -319,11 +319,9 @@ class Engine:
     # -- deleting
 
     def _prune(self, protected: Collection[str]) -> None:
-        limit = self.settings.max_checkpoints
-        excess = self.catalog.count_deletable() - limit if limit is not None else 0
-        if excess > 0:
-            rows = [row for row in self.catalog.deletable()[::-1] if row.snapshot.id not in protected]
-            self.delete(rows[:excess], PRUNED)
+        if (limit := self.settings.max_checkpoints) is not None:
+            rows = self.catalog.deletable(kept=limit, protected=protected)
+            self.delete([row for row in rows[::-1] if row.snapshot.id not in protected], PRUNED)
 
     def delete(self, rows: Iterable[CatalogRow], event: str = DELETED) -> None:
         """Delete snapshots; after enough of them, free their space. What an environment cannot delete yet stays."""

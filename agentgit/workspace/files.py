@@ -10,11 +10,11 @@ from hashlib import sha256
 from typing import Any
 
 from agentgit.errors import Corrupt
+from agentgit.next_steps import Next
 from agentgit.workspace.catalog import Catalog, CatalogRow, Index
 from agentgit.workspace.diff import compare, decode_paths
 from agentgit.workspace.disk import ASIDE, Disk
 from agentgit.workspace.left_out import (
-    UNREADABLE,
     IgnoreRules,
     LeftOutPaths,
     compare_left_out,
@@ -93,8 +93,24 @@ class Files:
     def _differences(self, before: Captured | CatalogRow | None, after: Captured | CatalogRow) -> Changes:
         """Return what differs, without paths that do not belong to the workspace; an older snapshot may have some."""
         first, outside = bytes.fromhex(before.tree) if before is not None else None, self._outside()
-        changes = self._trees.differences(first, bytes.fromhex(after.tree))
+        try:
+            changes = self._trees.differences(first, bytes.fromhex(after.tree))
+        except Corrupt:
+            self._mend(*(one for one in (before, after) if one is not None))
+            changes = self._trees.differences(first, bytes.fromhex(after.tree))
         return {path: change for path, change in changes.items() if path not in outside}
+
+    def _mend(self, *snapshots: Captured | CatalogRow) -> None:
+        """Store the current files again where their objects are damaged, and name a snapshot whose directories are."""
+        with self.objects.writing(self.objects.can_read) as writer:
+            Scan(self._settings, Index(), self._outside(), writer, None).run()
+        for one in snapshots:
+            try:
+                self._trees.differences(None, bytes.fromhex(one.tree))
+            except Corrupt as error:
+                name = f"snapshot {one.snapshot.id}" if isinstance(one, CatalogRow) else "the current files"
+                text = f"The directories of {name} are lost: {error.message}"
+                raise Corrupt(text, Next("restore_other"), row=error.row) from error
 
     def _left_out(self, snapshot: Captured | CatalogRow | None) -> LeftOutPaths:
         outside, left_out = self._outside(), snapshot.left_out if snapshot is not None else {}
@@ -115,39 +131,35 @@ class Files:
             yield from group
 
     def _changes(
-        self, row: CatalogRow, now: Captured | CatalogRow, paths: Chosen
-    ) -> tuple[Changes, Changes, list[bytes]]:
-        """Return how the files differ from a snapshot, what restoring it changes, and what it cannot reach."""
+        self,
+        row: CatalogRow,
+        now: Captured | CatalogRow,
+        paths: Chosen,
+        choose: Choose,
+        moved: Collection[bytes] | None = None,
+    ) -> tuple[Changes, Changes, dict[bytes, str], KeptPaths]:
+        """Return how the files differ from a snapshot, what restoring it changes, what it cannot reach, and what stays.
+
+        `moved` are the paths that were moved aside; None before a restore.
+        """
         differing = self._differences(now, row)
-        return differing, *plan_steps(select_changes(differing, paths), row.left_out, now.left_out)
+        changes, unreachable = plan_steps(select_changes(differing, paths), row.left_out, now.left_out)
+        before = self._in_the_way(changes, now)[0] if moved is None else paths_in_the_way(now.left_out, changes)
+        displacing = paths_displacing({*before, *(moved or ())}, changes)
+        kept = choose(changes, displacing, self._trees, self._tree_of, bytes.fromhex(now.tree))
+        return differing, {path: one for path, one in changes.items() if path not in kept.paths}, unreachable, kept
 
     def prepare(self, choose: Choose, row: CatalogRow, now: Captured, paths: Chosen) -> KeptPaths:
-        """Choose the paths that restoring a snapshot leaves as they are, and make sure that the others are stored."""
-        changes = self._changes(row, now, paths)[1]
-        kept = self._kept(choose, changes, now, self._in_the_way(changes, now)[0])
-        damaged = {
-            path: before.oid
-            for path, (before, _) in changes.items()
-            if path not in kept.paths and is_leaf(before) and not self.objects.can_read(before.oid)
-        }
-        if damaged:
-            self._store_again(damaged)
-        return kept
-
-    def _store_again(self, damaged: Mapping[bytes, bytes]) -> None:
-        """Store the files at some paths again, each with the id of its object, which is damaged."""
+        """Choose the paths that restoring a snapshot leaves, and store the others whose objects are damaged."""
+        _, changes, _, kept = self._changes(row, now, paths, choose)
         with self.objects.writing(lambda _: False) as writer:
-            for path, oid in damaged.items():
-                with Disk(self._root).at(path) as place:
-                    data = place.read() if place is not None else None
-                if data is not None and object_id(BLOB, data) == oid:  # else the restore finds that it has changed
-                    writer.put(BLOB, data)
-
-    def _kept(
-        self, choose: Choose, changes: Changes, now: Captured | CatalogRow, in_the_way: Collection[bytes]
-    ) -> KeptPaths:
-        displacing = paths_displacing(in_the_way, changes)
-        return choose(changes, displacing, self._trees, self._tree_of, bytes.fromhex(now.tree))
+            for path, (before, _) in changes.items():
+                if is_leaf(before) and not self.objects.can_read(before.oid):
+                    with Disk(self._root).at(path) as place:
+                        data = place.read() if place is not None else None
+                    if data is not None and object_id(BLOB, data) == before.oid:  # else the restore finds its change
+                        writer.put(BLOB, data)
+        return kept
 
     def _in_the_way(self, changes: Changes, now: Captured | CatalogRow) -> tuple[set[bytes], set[bytes]]:
         """Return the paths in no snapshot that a restore must move aside, and those that are as it wants them."""
@@ -164,32 +176,25 @@ class Files:
     def plan(self, row: CatalogRow, paths: Chosen, choose: Choose) -> Restored:
         """Return what a restore would do; see `Workspace.plan_restore`."""
         now = self.capture()
-        differing, changes, unreachable = self._changes(row, now, paths)
-        kept = self._kept(choose, changes, now, self._in_the_way(changes, now)[0])
-        changes = {path: change for path, change in changes.items() if path not in kept.paths}
+        differing, changes, unreachable, kept = self._changes(row, now, paths, choose)
         aside, done = self._in_the_way(changes, now)
         found: dict[str, Iterable[Any]] = {
             **_leaf_changes({path: one for path, one in changes.items() if path not in done}),
             "moved_aside": [(path, ASIDE) for path in sorted(aside)],
             "changed": self._unsaved(now),
-            "impossible": [*self._impossible(changes, done, aside), *((path, UNREADABLE) for path in unreachable)],
+            "impossible": [*self._impossible(changes, done, aside), *unreachable.items()],
         }
         versions = sha256(repr(sorted(changes.items())).encode()).hexdigest()
         return replace(self._result(row, now, differing, paths, aside, kept, found), replaced_versions=versions)
 
     def done(self, row: CatalogRow, found: CatalogRow, choose: Choose, aside: str) -> Restored:
         """Return what restores have done by now to the files that were found, whether or not they ended."""
-        differing, changes, _ = self._changes(row, found, None)
         disk, still = Disk(self._root, os.fsencode(aside)), self._differences(self.capture(), row)
-        moved = disk.moved()
-        in_the_way = {*paths_in_the_way(found.left_out, changes), *(path for path, _ in moved)}
-        kept = self._kept(choose, changes, found, in_the_way)
-        done = {
-            path: one
-            for path, one in changes.items()
-            if path not in kept.paths and (path not in still or disk.read_entry(path) == one.after)
-        }
-        listed = {**_leaf_changes(done), "moved_aside": moved}
+        moved = dict(disk.moved())
+        differing, changes, _, kept = self._changes(row, found, None, choose, moved)
+        done = {path: one for path, one in changes.items() if path not in still or disk.read_entry(path) == one.after}
+        listed = {**_leaf_changes(done), "moved_aside": moved.items()}
+        in_the_way = {*paths_in_the_way(found.left_out, changes), *moved}
         result = self._result(row, found, differing, None, in_the_way, kept, listed)
         return replace(result, safety=found.snapshot.id)
 
@@ -238,22 +243,18 @@ class Files:
 
     def restore(self, row: CatalogRow, safety: CatalogRow, pending: PendingRestore, *, is_resumed: bool) -> Restored:
         """Change the files from one snapshot, of what is there now, to another."""
-        differing, changes, unreachable = self._changes(row, safety, pending.paths)
-        changes = {path: change for path, change in changes.items() if path not in pending.kept.paths}
+        differing, changes, unreachable, kept = self._changes(row, safety, pending.paths, lambda *_: pending.kept, ())
         disk = Disk(self._root, os.fsencode(pending.aside))
         restore = Restore(disk, self.objects, changes, is_resumed=is_resumed)
         restore.run()
         self._update_index(changes)
         found: dict[str, Iterable[Any]] = {
-            "restored": restore.restored,
-            "deleted": restore.deleted,
-            "created_directories": restore.created_folders,
-            "deleted_directories": restore.removed_folders,
+            **restore.done,
             "moved_aside": disk.moved(),
-            "conflicts": [*restore.conflicts.items(), *((path, UNREADABLE) for path in unreachable)],
+            "conflicts": {**unreachable, **restore.conflicts}.items(),
         }
         aside = set(paths_in_the_way(safety.left_out, changes))
-        result = self._result(row, safety, differing, pending.paths, aside, pending.kept, found)
+        result = self._result(row, safety, differing, pending.paths, aside, kept, found)
         return replace(result, safety=safety.snapshot.id)
 
     def _update_index(self, changes: Changes) -> None:
@@ -275,8 +276,8 @@ class Files:
     def copy(self, source: Objects, trees: Collection[bytes]) -> None:
         with self.objects.writing() as writer:
             missing = [oid for oid in Trees(source).reachable(trees) if not writer.has(oid)]
-            for packed in source.read_packed(missing):
-                writer.put_packed(*packed)
+            for oid, raw, _ in source.read_packed(missing):
+                writer.put_packed(oid, raw)
             writer.named.update(trees)
 
 

@@ -235,25 +235,23 @@ class Objects:
         return False
 
     def read(self, oid: bytes) -> bytes:
-        with naming(self.folder):
-            for _ in range(2):
-                for pack in self._packs.values():
-                    with suppress(FileNotFoundError):
-                        for _, raw in pack.read([oid]) if oid in pack.places else ():
-                            if (data := unpack_object(oid, raw)) is not None:
-                                return data
-                self.refresh()  # another process may have collected
-        raise Corrupt(f"The stored object {oid.hex()} is missing or damaged.", row=oid.hex())
+        return next(data for _, _, data in self.read_packed([oid]))
 
-    def read_packed(self, oids: Collection[bytes]) -> Iterator[tuple[bytes, bytes]]:
+    def read_packed(self, oids: Collection[bytes]) -> Iterator[tuple[bytes, bytes, bytes]]:
+        """Yield the id of each object, the object as a pack has it, and its data. A damaged copy counts as missing."""
         missing = set(oids)
-        for pack in list(self._packs.values()):
-            for oid, raw in pack.read(missing & pack.places.keys()):
-                if unpack_object(oid, raw) is not None:
-                    missing.remove(oid)
-                    yield oid, raw
-        for oid in missing:
-            self.read(oid)  # says that it is missing
+        for _ in range(2):
+            for pack in list(self._packs.values()):
+                with naming(self.folder), suppress(FileNotFoundError):
+                    for oid, raw in pack.read(missing & pack.places.keys()):
+                        if (data := unpack_object(oid, raw)) is not None:
+                            missing.remove(oid)
+                            yield oid, raw, data
+            if not missing:
+                return
+            self.refresh()  # another process may have collected
+        oid = min(missing)
+        raise Corrupt(f"The stored object {oid.hex()} is missing or damaged.", row=oid.hex())
 
     def collect(self, trees: Collection[bytes], needed: set[bytes]) -> int:
         """Remove all objects except the needed ones, and the refs of other trees; return the number of bytes freed."""

@@ -8,36 +8,35 @@ restore (the restore changes it), as wanted (it is done), or different from both
 from __future__ import annotations
 
 import os
-import stat
-from collections.abc import Callable, Collection, Iterator, Mapping, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Set
 from contextlib import contextmanager
 from typing import NamedTuple
 
 import ormsgpack
 
 from agentgit.errors import AgentGitError, Corrupt, InvalidInput, Unavailable
+from agentgit.next_steps import Next
 from agentgit.values import escape_path
-from agentgit.workspace.disk import Disk
+from agentgit.workspace.disk import Disk, Place
 from agentgit.workspace.left_out import UNREADABLE, LeftOutPaths, containing_path, is_selected, parent_folders
 from agentgit.workspace.objects import Objects
-from agentgit.workspace.trees import Changes, TreeChange, TreeEntry, Trees, is_directory, is_leaf
+from agentgit.workspace.trees import Changes, TreeChange, Trees, is_directory, is_leaf
 from agentgit.workspace.values import some
 
 CHANGED = "changed during the restore"
 
 
-def plan_steps(changes: Changes, snapshot: LeftOutPaths, now: LeftOutPaths) -> tuple[Changes, list[bytes]]:
+def plan_steps(changes: Changes, snapshot: LeftOutPaths, now: LeftOutPaths) -> tuple[Changes, dict[bytes, str]]:
     """Return what a restore changes, from the differences between the workspace and a snapshot, and what it cannot."""
-    closed = {path for path, one in now.items() if one.why == UNREADABLE and stat.S_ISDIR(one.mode)}
-    unreachable = [path for path in changes if containing_path(path, closed)] if closed else []
-    skipped = set(unreachable)
+    closed = {path for path, one in now.items() if one.why == UNREADABLE and one.is_folder}
+    unreachable = {path: UNREADABLE for path in changes if closed and containing_path(path, closed) is not None}
     kept = {
         path: change
         for path, change in changes.items()
-        if path not in skipped
+        if path not in unreachable
         and not (change.after is None and containing_path(path, snapshot) is not None)
         # A directory that is left out now keeps its mode, because no snapshot holds it.
-        and not (is_directory(change.after) and path in now and stat.S_ISDIR(now[path].mode))
+        and not (is_directory(change.after) and path in now and now[path].is_folder)
     }
     return kept, unreachable
 
@@ -100,80 +99,79 @@ class Restore:
     def __init__(self, disk: Disk, objects: Objects, changes: Changes, *, is_resumed: bool = False) -> None:
         self._disk, self._objects, self._changes, self._is_resumed = disk, objects, changes, is_resumed
         self._failures: dict[bytes, AgentGitError] = {}
-        self.restored, self.deleted = list[bytes](), list[bytes]()
-        self.created_folders, self.removed_folders = list[bytes](), list[bytes]()
+        self.done: dict[str, list[bytes]] = {}
+        """The paths that were changed, by the fields of `Restored`."""
         self.conflicts: dict[bytes, str] = {}
 
     def run(self) -> None:
         """Run the restore, or the rest of an interrupted one. A path that fails does not stop the others."""
+        changes = dict(sorted(self._changes.items()))
+        modes = {path: after.mode for path, (_, after) in changes.items() if is_directory(after)}
+        files = [path for path, (_, after) in changes.items() if is_leaf(after)]
+        gone = [path for path, (before, after) in changes.items() if is_leaf(before) and not is_leaf(after)]
+        emptied = [path for path, (before, _) in changes.items() if is_directory(before) and path not in modes]
+
+        def set_mode(path: bytes, place: Place | None) -> None:
+            if place is not None:
+                place.set_mode(modes[path])
+
         if self._is_resumed:
-            self._recover()
-        ordered = sorted(self._changes.items())
-        for path, (before, after) in ordered:
-            if is_leaf(before) and not is_leaf(after):
-                self._replace(path, before, None)
-        for path, (before, after) in reversed(ordered):
-            if is_directory(before) and not is_directory(after):
-                with self._collecting(path), self._disk.at(path) as place:
-                    if place is not None and place.remove_folder():
-                        self.removed_folders.append(path)
-        for path, (_, after) in ordered:
-            if is_directory(after):
-                with self._collecting(path), self._disk.at(path, is_made=True) as place:
-                    if place is not None and place.make_folder():
-                        self.created_folders.append(path)
-        for path, (before, after) in ordered:
-            if is_leaf(after):
-                self._replace(path, before if is_leaf(before) else None, after)
-        for path, (_, after) in reversed(ordered):  # the deepest first, because a parent may become read-only
-            if is_directory(after):
-                with self._collecting(path), self._disk.at(path) as place:
-                    if place is not None:
-                        place.set_mode(after.mode)
+            self._each(changes, self._recover)
+        self.done = {
+            "deleted": self._each(gone, self._replace),
+            "deleted_directories": self._each(reversed(emptied), lambda _, place: place and place.remove_folder()),
+            "created_directories": self._each(modes, lambda _, place: place and place.make_folder(), is_made=True),
+            "restored": self._each(files, self._replace, is_made=True),
+        }
+        self._each(reversed(modes), set_mode)  # the deepest first, because a parent may become read-only
         if self._failures:
             raise _combine_failures(list(self._failures.values()))
 
-    def _recover(self) -> None:
-        """Remove temporary files of a process killed during this restore, and keep what other processes wrote."""
-        for path, change in sorted(self._changes.items()):
-            with self._collecting(path), self._disk.at(path) as place:
-                aside = place.recover(*filter(is_leaf, change)) if place is not None else None
-                if aside is not None:
-                    self.conflicts[path] = f"{CHANGED}; that version is now at {os.fsdecode(aside)}"
+    def _each(
+        self, paths: Iterable[bytes], act: Callable[[bytes, Place | None], object], *, is_made: bool = False
+    ) -> list[bytes]:
+        """Act at each path, and return those at which it is done."""
+        done = []
+        for path in paths:
+            with self._collecting(path), self._disk.at(path, is_made=is_made) as place:
+                if act(path, place):
+                    done.append(path)
+        return done
 
     @contextmanager
     def _collecting(self, path: bytes) -> Iterator[None]:
         try:
             yield
         except Corrupt as error:
-            text = f"The contents of {escape_path(path)} in the snapshot are lost: {error} Restore another snapshot."
-            self._failures.setdefault(path, Corrupt(text, row=error.row))
+            text = f"The contents of {escape_path(path)} in the snapshot are lost: {error}"
+            self._failures.setdefault(path, Corrupt(text, Next("restore_other"), row=error.row))
         except (Unavailable, InvalidInput) as error:
             self._failures.setdefault(path, error)
 
-    def _replace(self, path: bytes, before: TreeEntry | None, after: TreeEntry | None) -> None:
+    def _recover(self, path: bytes, place: Place | None) -> None:
+        """Remove temporary files of a process killed during this restore, and keep what other processes wrote."""
+        aside = place.recover(*filter(is_leaf, self._changes[path])) if place is not None else None
+        if aside is not None:
+            self.conflicts[path] = f"{CHANGED}; that version is now at {os.fsdecode(aside)}"
+
+    def _replace(self, path: bytes, place: Place | None) -> bool:
         """Write or delete one file, unless another process changed it; an earlier check could lose its change."""
-        done = self.restored if after is not None else self.deleted
-        with self._collecting(path), self._disk.at(path, is_made=after is not None) as place:
-            current = place.look() if place is not None else None
-            if current == after:
-                if self._is_resumed:
-                    done.append(path)
-                return
-            if after is None and current is not None and current.is_directory:
-                return
-            data = self._objects.read(after.oid) if after is not None else b""
-            is_known = before is not None and current == before
-            is_taken = current is not None and not is_known
-            if place is None or (is_taken and before is not None and is_leaf(current)):
-                self.conflicts.setdefault(path, CHANGED)
-                return
+        before, after = (one if is_leaf(one) else None for one in self._changes[path])
+        current = place.look() if place is not None else None
+        if current == after:
+            return self._is_resumed
+        if after is None and current is not None and current.is_directory:
+            return False
+        data = self._objects.read(after.oid) if after is not None else b""
+        is_known = before is not None and current == before
+        is_taken = current is not None and not is_known
+        if place is not None and not (is_taken and before is not None and is_leaf(current)):
             if is_taken:
                 place.move_aside(place.name)
             if place.replace(before if is_known else None, after, data):
-                done.append(path)
-            else:
-                self.conflicts.setdefault(path, CHANGED)
+                return True
+        self.conflicts.setdefault(path, CHANGED)
+        return False
 
 
 def _combine_failures(failures: Collection[AgentGitError]) -> AgentGitError:
@@ -181,5 +179,6 @@ def _combine_failures(failures: Collection[AgentGitError]) -> AgentGitError:
     first, *others = ordered = sorted(failures, key=lambda error: not isinstance(error, Corrupt))
     if not others:
         return first
-    text = f"{len(ordered)} paths were not restored; all others were. {some([*map(str, ordered)], ' ')}"
-    return Corrupt(text, row=first.row) if isinstance(first, Corrupt) else Unavailable(text)
+    causes = some([error.message for error in ordered], " ")
+    text = f"{len(ordered)} paths were not restored; all others were. {causes}"
+    return Corrupt(text, *first.next, row=first.row) if isinstance(first, Corrupt) else Unavailable(text)

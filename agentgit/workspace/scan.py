@@ -57,7 +57,11 @@ class Scan:
                 self._look(descriptor, b"", is_fresh=self._last.settings != self._settings)
             finally:
                 os.close(descriptor)
-        old, new = self._old, self._folders
+        old, new, pending = self._old, dict[bytes, Folder](), [b""]
+        while pending:  # what is below a directory that cannot be captured is not among these
+            path = pending.pop()
+            new[path] = folder = self._folders.get(path) or old[path]
+            pending += (join(path, name) for name in folder.folders)
         dirty = {path for path in old.keys() | new.keys() if old.get(path) is not new.get(path)}
         return Index(self._settings, self._last.generation, new, dirty)
 
@@ -94,7 +98,6 @@ class Scan:
         """Scan a directory in an open one, if it is wanted; return why it is left out, or None if it has gone."""
         old = self._old.get(path)
         if self._ways is not None and path not in self._ways and old is not None and not is_fresh:
-            self._keep(path, old)
             return old
         try:
             if len(self._root) + len(path) > MAX_PATH or path.count(b"/") > MAX_DEPTH:
@@ -105,24 +108,12 @@ class Scan:
             finally:
                 os.close(below)
         except (FileNotFoundError, NotADirectoryError):
-            self._forget_below(path)
             return None
         except OSError as error:
-            self._forget_below(path)
             mode = PLAIN_DIRECTORY
             with suppress(OSError):  # it has just gone
                 mode = os.stat(name, dir_fd=descriptor, follow_symlinks=False).st_mode
             return LeftOut(_reason(error), mode)
-
-    def _keep(self, path: bytes, folder: Folder) -> None:
-        self._folders[path] = folder
-        for child in (join(path, name) for name in folder.folders):
-            self._keep(child, self._old[child])
-
-    def _forget_below(self, path: bytes) -> None:
-        """Forget what was found below a directory that cannot be captured: no snapshot holds it."""
-        below = path + b"/"
-        self._folders = {one: folder for one, folder in self._folders.items() if not one.startswith(below)}
 
     def _list(
         self, descriptor: int, path: bytes, old: Folder, status: os.stat_result, rules: Stamp | None, is_fresh: bool

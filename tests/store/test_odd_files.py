@@ -176,3 +176,47 @@ def test_a_mount_point_does_not_stop_a_restore(workspace, work, monkeypatch):
     done = workspace.restore(first.id)
     assert (done.deleted, done.deleted_directories) == (("m/a", "o"), ())
     assert (work / "m").is_dir()
+
+
+def _flip(pack):
+    data = bytearray(pack.read_bytes())
+    data[-30] ^= 1  # in its last object, before the checksum of 20 bytes
+    pack.write_bytes(data)
+
+
+def _truncate(pack):
+    os.truncate(pack, pack.stat().st_size - 30)
+
+
+def _delete(pack):
+    pack.unlink()
+
+
+@pytest.mark.parametrize("damage", [_flip, _truncate, _delete])
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_collection_keeps_each_whole_snapshot_beside_one_with_a_damaged_tree(work, tmp_path, kind, damage, which):
+    """That of the current files is stored again."""
+    workspace, packs, saved = Workspace(work, tmp_path / "store", environment=kind), [], []
+    (work / "waste").write_bytes(os.urandom(2_000_000))
+    waste = workspace.save()
+    (work / "waste").unlink()
+    (work / "folder").mkdir()
+    known = set((tmp_path / "store").rglob("*.pack"))
+    for number in range(3):
+        (work / "folder" / "file").write_text(str(number))
+        saved.append((workspace.save(), picture(work)))
+        packs += set((tmp_path / "store").rglob("*.pack")) - {*known, *packs}
+    damage(packs[which])
+    workspace = Workspace(work, tmp_path / "store", environment=kind)
+    workspace.delete(waste.id)
+    assert workspace.gc() > 1_000_000
+    for number, (snapshot, was) in enumerate(saved):
+        if number == which < 2:
+            for use in (workspace.restore, workspace.plan_restore, workspace.diff):
+                with pytest.raises(Corrupt, match=f"snapshot {snapshot.id} are lost"):
+                    use(snapshot.id)
+        else:
+            workspace.restore(snapshot.id)
+            assert picture(work) == was
+    workspace.save()
+    assert workspace.diff().diff_content == ""
