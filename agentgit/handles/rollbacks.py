@@ -7,7 +7,7 @@ from dataclasses import replace
 from agentgit.auth.principal import EDITOR, VIEWER, Role
 from agentgit.effects import RollbackPlan, RollbackReport
 from agentgit.effects.files import SnapshotRef
-from agentgit.effects.plan import ROLLBACK
+from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.errors import InvalidInput, NotFound, WorldDiverged
 from agentgit.handles.context import BranchRef, SessionAccess
 from agentgit.next_steps import Next
@@ -260,8 +260,8 @@ class Rollbacks(SessionAccess):
             rewinds: dict[int, tuple[SnapshotRef, str]] = {}
             for operation in store.operations.of_branch(transaction, row.id):
                 request = read_request(operation)
-                if request.get("sync") in ("note", "ignore"):
-                    continue  # it left the world as it was
+                if operation.kind == SWITCH:
+                    continue  # it left the files as the branch had them, or brought them back
                 ran_since = newest is not None and newest.made_at > operation.ended_at
                 is_rewind = is_of_files(operation) and operation.status == DONE and not ran_since
                 done = self.context.engine().reports.read(transaction, operation).files if is_rewind else None

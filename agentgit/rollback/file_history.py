@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence, Set
+from contextlib import suppress
 from typing import NamedTuple
 
-from agentgit.effects.files import PERSON, TURN, UNKNOWN
+from agentgit.effects.files import PERSON, RESTORE, TURN, UNKNOWN
+from agentgit.errors import Corrupt
 from agentgit.workspace.left_out import parent_folders
 from agentgit.workspace.restore import KeptPaths, leaves
 from agentgit.workspace.trees import Changes, TreeEntry, Trees, is_leaf
 
 OTHERS = "others"
 """The turns and rollbacks of other branches, where these count as somebody else's."""
+
+STOPPED = "stopped"
+"""A rollback that stopped, which changes only what turns changed, or somebody else since then."""
 
 LEFT_WHY = "somebody else changed it while no turn ran"
 CONFLICT_WHY = "a turn changed it, and so did somebody else"
@@ -113,29 +118,34 @@ class FileHistory:
         """
         pasts, last = dict[bytes, PathPast](), dict[bytes, TreeEntry | None]()
         known: dict[bytes, dict[TreeEntry | None, PathPast]] = {}
-        for before, after, snapshot, changed_by in self._intervals(tree_of, now):
-            for path, change in trees.differences(before, after).items():
+        for changes, snapshot, changed_by in self._intervals(trees, tree_of, now):
+            for path, change in changes.items():
                 versions = known.setdefault(path, {change.before: PathPast()})
                 past = versions.get(change.after)
-                if past is None or changed_by in (TURN, UNKNOWN) or (changed_by == PERSON and past.is_own):
+                if past is None or changed_by in (TURN, UNKNOWN, STOPPED) or (changed_by == PERSON and past.is_own):
                     is_own, theirs, is_unsure = pasts.get(path, PathPast())
-                    if changed_by in (PERSON, OTHERS, UNKNOWN):
-                        theirs, is_unsure = (change.after, snapshot), changed_by == UNKNOWN
-                    is_own = is_own or changed_by not in (PERSON, OTHERS) or (past is not None and past.is_own)
+                    if changed_by in (PERSON, OTHERS, UNKNOWN, STOPPED):
+                        theirs, is_unsure = (change.after, snapshot), changed_by in (UNKNOWN, STOPPED)
+                    is_own = is_own or changed_by in (TURN, RESTORE, UNKNOWN) or (past is not None and past.is_own)
                     versions[change.after] = PathPast(is_own, theirs, is_unsure)
                 pasts[path], last[path] = versions[change.after], change.after
         return pasts, last
 
-    def _intervals(self, tree_of: Callable[[str], bytes | None], now: bytes) -> Iterator[tuple[bytes, bytes, str, str]]:
-        """Yield the trees between which the files changed, the later one's snapshot, and who changed them."""
+    def _intervals(
+        self, trees: Trees, tree_of: Callable[[str], bytes | None], now: bytes
+    ) -> Iterator[tuple[Changes, str, str]]:
+        """Yield what changed from one state to the next, the later one's snapshot, and who changed it."""
         earlier, missed = None, set[str]()
         for snapshot, changed_by in [*self._states, FileState("", self._changed_since)]:
             tree = tree_of(snapshot) if snapshot else now
             missed.add(changed_by)
-            if tree is None:  # the snapshot is gone; its changes count with those of the next state
+            changes: Changes | None = None
+            with suppress(Corrupt):
+                changes = trees.differences(earlier or tree, tree) if tree is not None else None
+            if changes is None:  # the snapshot is gone or damaged; its changes count with those of the next state
                 continue
             if earlier is not None:
-                yield earlier, tree, snapshot, changed_by if len(missed) == 1 else UNKNOWN
+                yield changes, snapshot, changed_by if len(missed) == 1 else UNKNOWN
             earlier = tree
             missed.clear()
 

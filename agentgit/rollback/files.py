@@ -28,11 +28,11 @@ from agentgit.effects.files import (
 )
 from agentgit.effects.plan import KEEP
 from agentgit.effects.registry import Registry
-from agentgit.errors import AgentGitError, Conflict, NotFound, Unavailable, WorkspaceChanged
+from agentgit.errors import AgentGitError, Conflict, Corrupt, NotFound, Unavailable, WorkspaceChanged
 from agentgit.next_steps import Next
-from agentgit.rollback.file_history import BLOCKED_WHY, OTHERS, UNHELD_WHY, FileHistory, FileState
+from agentgit.rollback.file_history import BLOCKED_WHY, OTHERS, STOPPED, UNHELD_WHY, FileHistory, FileState
 from agentgit.rollback.request import Request, SwitchRequest
-from agentgit.rollback.workspace_adapter import WorkspaceAdapter, reopen
+from agentgit.rollback.workspace_adapter import WorkspaceAdapter, describe_problem, reopen
 from agentgit.store.records.json_columns import read_report, read_request
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.records.workspace_snapshots import snapshot_ref_from_row
@@ -197,20 +197,32 @@ class RollbackFiles:
                 transaction, session_id, snapshot.snapshot, first
             )
             is_running = bool(self.store.sessions.query_running(transaction, session_id).all())
+            operations = self.store.operations.all(transaction, session_id)
+
+        def after_crash(number: int) -> str:
+            """Return who may have changed the files after a row that tells of a crash, before the next turn."""
+            begin, crash = (rows[number - 1].id if number else 0), rows[number]
+            during = [one for one in operations if begin < one.id < crash.id]
+            is_stop = any(one.ended_at is None or one.ended_at >= crash.created_at for one in during)
+            return STOPPED if is_stop and not is_running else UNKNOWN
+
         states = [FileState(snapshot.snapshot, TURN)]
         if first != snapshot.snapshot:  # the directory never had it
             states.append(FileState(first, TURN if is_history else UNKNOWN))
-        for earlier, row in pairwise(rows):
+        for number, (earlier, row) in enumerate(pairwise(rows)):
             changed_by = TURN if row.changed_by == CRASH else row.changed_by  # a crash is a row without changes
             if own is not None and changed_by in (TURN, RESTORE):
                 end = own.get(row.internal_session_id, 0)
                 changed_by = changed_by if end is None or row.id < end else OTHERS
-            is_unknown = earlier.changed_by == CRASH and changed_by != RESTORE  # which an operation resumed to its end
-            states.append(FileState(row.snapshot, UNKNOWN if is_unknown else changed_by))
+            if earlier.changed_by == CRASH and changed_by != RESTORE:  # which an operation resumed to its end
+                changed_by = after_crash(number) if changed_by == PERSON else UNKNOWN
+            states.append(FileState(row.snapshot, changed_by))
         for row in rows:
             adapter.fetch_own(snapshot_ref_from_row(row))
-        is_known = bool(rows) and rows[-1].changed_by != CRASH and not has_begun
-        changed_since = (TURN if is_running else PERSON) if is_known else UNKNOWN
+        if rows and rows[-1].changed_by == CRASH:
+            changed_since = after_crash(len(rows) - 1)
+        else:
+            changed_since = UNKNOWN if has_begun or not rows else TURN if is_running else PERSON
         return FileHistory(states, changed_since, overwrites=overwrites, has_begun=has_begun)
 
     def require_safe_restore(
@@ -228,7 +240,8 @@ class RollbackFiles:
             if request.force and not request.is_of_files and not isinstance(error, Conflict):
                 return changes or failed_restore(snapshot, error)  # what cannot be restored stays as it is
             text = f"Nothing was done. The files cannot be restored: {error.message.rstrip('.')}."
-            raise Unavailable(text, *error.next, *request.without_files) from error
+            next = () if isinstance(error, Corrupt) else error.next
+            raise Unavailable(text, *next, *request.without_files) from error
         if changes.conflicts and not request.force:
             whys = {one.path: one.why for one in changes.changes if one.action == CONFLICT}
             is_only_blocked = all(why == BLOCKED_WHY for why in whys.values())
@@ -390,6 +403,5 @@ class RollbackFiles:
 
 def failed_restore(snapshot: SnapshotRef, error: Exception) -> FileChanges:
     """Return the result for files that cannot be restored."""
-    return FileChanges(
-        workspace=str(snapshot.settings.get("workspace")), snapshot=snapshot.snapshot, problem=str(error)
-    )
+    workspace = str(snapshot.settings.get("workspace"))
+    return FileChanges(workspace=workspace, snapshot=snapshot.snapshot, problem=describe_problem(error))

@@ -23,7 +23,7 @@ from agentgit.effects.files import (
     FileChanges,
     SnapshotRef,
 )
-from agentgit.errors import AgentGitError, InvalidInput, NotAllowed
+from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotAllowed
 from agentgit.next_steps import Next
 from agentgit.rollback.file_history import KEPT_IN, FileHistory
 from agentgit.rollback.modified_files import named_paths, paths_of
@@ -123,7 +123,7 @@ class WorkspaceAdapter:
             try:
                 result = self.engine.restore(snapshot.snapshot, choose=history.choose, aside=aside)
             except (AgentGitError, OSError) as error:
-                done = replace(self.done(snapshot, history, found, aside), problem=str(error))
+                done = replace(self.done(snapshot, history, found, aside), problem=describe_problem(error))
                 now_by = RESTORE if self.engine.last_safety == found else UNKNOWN
                 with suppress(AgentGitError):  # there may be no space for it
                     done = replace(done, now=self.take_snapshot("after a rollback").snapshot, now_by=now_by)
@@ -217,6 +217,11 @@ class WorkspaceAdapter:
     def collect(self) -> None:
         """Free the space that no snapshot needs."""
         self.workspace.gc()
+
+
+def describe_problem(error: Exception) -> str:
+    """Describe why files cannot be restored, without the step to restore others: a rollback has no such choice."""
+    return error.message if isinstance(error, Corrupt) else str(error)
 
 
 def attach_workspace(

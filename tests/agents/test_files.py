@@ -20,6 +20,7 @@ from sqlalchemy import select
 
 import agentgit
 from agentgit import (
+    Corrupt,
     InvalidInput,
     NotFound,
     PlanChanged,
@@ -28,6 +29,7 @@ from agentgit import (
     Workspace,
     WorkspaceChanged,
     WorldDiverged,
+    reversible,
 )
 from agentgit.demo import ScriptedModel
 
@@ -705,6 +707,48 @@ def test_each_rewind_is_redone_once_and_the_last_one_first(agent, desk):
     assert desk.files == NOW | {"a.txt": "three"}
     with pytest.raises(NotFound, match="nothing to redo"):
         agent.redo()
+
+
+def test_a_redo_takes_back_each_rewind_after_it_has_taken_back_a_rollback(repo, desk):
+    agent = wrapped(repo, desk)
+    for text in ("one", "two", "three"):
+        agent.run(f"write a.txt {text}")
+    for ref, text in (("main~1", "two"), ("main#2", "one")):
+        agent.rewind_files(ref)
+        assert desk.files == {"a.txt": text}
+    agent = agent.rollback("main#1")
+    assert desk.files == {}
+    for text in ("one", "two", "three"):
+        agent = agent.redo()
+        assert (agent.branch.name, desk.files) == ("main", {"a.txt": text})
+    with pytest.raises(NotFound, match="nothing to redo"):
+        agent.redo()
+
+
+@pytest.mark.parametrize("force", [False, True])
+def test_a_rollback_whose_files_are_lost_meanwhile_offers_no_other_snapshot(repo, desk, force):
+    """It offers what leads on there; a restore of the workspace offers another snapshot."""
+    lose = reversible(lambda args, result: _damage_what_is_stored(desk))
+    agent = repo.wrap(desk.graph(), "s", effects=desk.world.effects(add=lose), check_effects=False, workspace=desk.root)
+    start = agent.run("write a.txt one") and agent.head
+    agent.run("write a.txt two; add chair")
+    if force:
+        _damage_what_is_stored(desk)
+        told = str(agent.rollback(start, force=True).report)
+    else:
+        with pytest.raises(RollbackIncomplete) as stopped:
+            agent.rollback(start)
+        told = str(stopped.value)
+        assert re.search(r"\. repo\.resume\(\d+, force=True\) skips what still cannot be done\.", told)
+    assert "are lost" in told
+    assert "another snapshot" not in told
+    with pytest.raises(Corrupt, match="restores another snapshot"):
+        Workspace(desk.root).restore(_first_snapshot(desk))
+
+
+def _first_snapshot(desk):
+    """Return the oldest snapshot with the file `a.txt`."""
+    return next(one.id for one in reversed(Workspace(desk.root).list()) if "a.txt" in one.files_changed)
 
 
 def test_a_request_that_died_is_resumed_by_the_same_request(agent, desk, repo):
