@@ -36,12 +36,14 @@ from agentgit.render import html, svg
 from agentgit.render.text import waiting_text
 from agentgit.render.view import Medium
 from agentgit.render.views import lists
+from agentgit.rollback.planner import is_in_place
 from agentgit.rollback.request import ConfirmedPlan, FilesOption, RollbackKeywords, RollbackOptions
 from agentgit.sessions.messages import with_text
 from agentgit.sessions.tree import Exploration, ExploredBranch
 from agentgit.store.queries.graph_points import BranchHead
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.checkpoints import named_label
+from agentgit.store.sql.ids import new_id
 
 
 async def _await_previous_turn(agent: RollbackAgent) -> None:
@@ -172,7 +174,7 @@ class RollbackAgent(BranchGraph):
         """Return an agent with the same graph on another branch of the session."""
         agent, own = RollbackAgent(self._branch.context, self.graph, self._branch.settings, branch), self._branch
         if agent.branch_id == own.branch_id:  # the requests of a waiting turn belong to its branch
-            agent._branch.interrupted_turn = own.interrupted_turn
+            agent._branch.interrupted_turn, own.seen_id = own.interrupted_turn, agent._branch.seen_id
         return agent
 
     def _require_own(self, plan: RollbackPlan, planned: Next) -> RollbackPlan:
@@ -187,7 +189,11 @@ class RollbackAgent(BranchGraph):
         branch = self._branch
         with branch.reading(EDITOR) as transaction:
             row, newest = branch.row(transaction), branch.store.graphs.newest(transaction, branch.thread_id)
-        branch.require_unmoved(row, newest.key.checkpoint_id if newest is not None else None)
+            operations = branch.store.operations.of_branch(transaction, branch.branch_id)
+        unseen = [one.ended_at for one in operations if one.id > branch.seen_id and is_in_place(one) and one.ended_at]
+        is_rewound = bool(unseen) and (newest is None or newest.made_at <= max(unseen))
+        newest_id = newest.key.checkpoint_id if newest is not None else None
+        branch.require_unmoved(row, newest_id, is_rewound=is_rewound)
 
     def redo(self, *, force: bool = False, plan: ConfirmedPlan = None) -> RollbackAgent:
         """Undo the last rollback: return to the branch that it left, and run again the calls that it reversed.
@@ -287,7 +293,11 @@ class RollbackAgent(BranchGraph):
                 the errors say so.
         """
         with self._runner.outside_stream():
-            return self.session.rewind_files(restore_point, branch=self.branch_id, files=files, force=force, plan=plan)
+            changes = self.session.rewind_files(
+                restore_point, branch=self.branch_id, files=files, force=force, plan=plan
+            )
+            self._branch.seen_id = new_id()
+            return changes
 
     def edit(
         self, message_id: str, text: str, *, name: str | None = None, force: bool = False, plan: ConfirmedPlan = None

@@ -30,6 +30,7 @@ from agentgit.sessions.session import OPEN, SIMULATED
 from agentgit.store.queries.graph_points import BranchHead, read_branch_head
 from agentgit.store.queries.lookup import CheckpointRef
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.sql.ids import new_id
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.threads.graph_rows import INTERRUPT, GraphCheckpoint
 from agentgit.store.threads.pending_writes import subgraph_heads
@@ -170,6 +171,8 @@ class BranchContext:
         self.saver.channels = graph.channels
         self.seen_checkpoint_id: str | None = branch.checkpoint_id
         """The newest graph checkpoint that the agent has seen."""
+        self.seen_id = new_id()
+        """An id after those of the operations that the agent has seen, its own included."""
         self.needs_world = settings.simulation is None
         """False for a turn in which nothing can act, so that the world need not be as the branch left it."""
         self.end_checkpoint_id: int | None = None
@@ -217,9 +220,9 @@ class BranchContext:
         """Resolve a reference to the row of a checkpoint, and return it with its display name."""
         return self.context.lookup.target(transaction, self.row(transaction), ref)
 
-    def require_unmoved(self, row: StoredRow, newest_id: str | None) -> None:
-        """Check that nobody has moved the branch since this agent last saw it."""
-        if newest_id != self.seen_checkpoint_id and row.head_id not in self.interrupted_heads:
+    def require_unmoved(self, row: StoredRow, newest_id: str | None, *, is_rewound: bool = False) -> None:
+        """Check that nobody has moved the branch since this agent last saw it, or rewound the world on it."""
+        if is_rewound or (newest_id != self.seen_checkpoint_id and row.head_id not in self.interrupted_heads):
             raise Conflict(
                 f"Branch {row.name} has moved since this agent last saw it. Nothing was done.",
                 Next("switch", branch=row.name),

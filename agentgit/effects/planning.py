@@ -49,6 +49,8 @@ class Knowledge:
     """Returns why the files that a call changed stay as they are; None if they are restored."""
     remark: ReasonFunction = lambda call: None
     """Returns what a plan should mention about the functions of a call; None for nothing."""
+    changed_unsaved_files: Callable[[ToolInvocation], bool] = lambda call: False
+    """Returns whether an undeclared call is one of a `workspace` tool that named files which no snapshot has."""
     undoes_unknown: Callable[[ToolInvocation], bool] = lambda call: False
     """Returns whether the undo may run although it is unknown whether the call, or its undo, happened."""
 
@@ -227,6 +229,8 @@ def _decide(call: ToolInvocation, knowledge: Knowledge) -> tuple[str, str]:
         calls = count(call.args.get(invocation.TIMES, 1), "time")
         return KEEP, f"it was called {calls} in threads that no turn owns: not recorded, check by hand"
     if call.effect == UNDECLARED:
+        if knowledge.changed_unsaved_files(call):
+            return KEEP, "it changed files that are not saved, so it can only be undone by hand"
         by_hand = "its effect was not declared when it was called, so it can only be undone by hand"
         return KEEP, f"{by_hand}; a declaration applies to later calls only"
     if call.status == invocation.FAILED:

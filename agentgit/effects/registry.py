@@ -23,7 +23,7 @@ from agentgit.effects.invocation import (
     UNKNOWN,
     ToolInvocation,
 )
-from agentgit.effects.kinds import COMPENSABLE, IDEMPOTENT, IRREVERSIBLE, MEMORY, REVERSIBLE, UNDECLARED
+from agentgit.effects.kinds import COMPENSABLE, IDEMPOTENT, IRREVERSIBLE, MEMORY, REVERSIBLE, UNDECLARED, WORKSPACE
 from agentgit.effects.memory import Memory, may_be_written, redo_write, undo_write
 from agentgit.effects.served_sessions import NO_DECLARATIONS, Declarations, ServedSession, add_recent
 from agentgit.errors import NotFound
@@ -192,6 +192,8 @@ class Registry:
         groups = self._declared_for(session_id, call), self._fitting(session_id, call)
         declared = [effect for found in groups for effect in _first_effects(found)]
         if call.effect == UNDECLARED:
+            if self.changed_unsaved_files(session_id, call):
+                return "it changed files that are not saved, and would change them again"
             return "its effect was not declared when it was called, so that of a second run is unknown"
         if call.effect == IRREVERSIBLE or any(one.kind == IRREVERSIBLE for one in declared):
             return "its tool is irreversible, and must not run a second time"
@@ -200,6 +202,12 @@ class Registry:
         if was_declared_once or any(one.once for one in declared):
             return "its tool is declared to run only once"
         return None
+
+    def changed_unsaved_files(self, session_id: int, call: ToolInvocation) -> bool:
+        """Return whether a call counts as undeclared because it named files that no snapshot has."""
+        workspace, declared = self.session(session_id).workspace, self._current_effects(session_id, call)
+        is_of_files = call.effect == UNDECLARED and any(one.kind == WORKSPACE for one in declared)
+        return is_of_files and workspace is not None and not workspace.covers(call.args)
 
     def undo_obstacle(self, session_id: int, call: ToolInvocation) -> str | None:
         """Return why a recorded call cannot be undone here; None if it can."""

@@ -303,6 +303,7 @@ class Planner:
             redo_obstacle=lambda call: refused.get(call.id) or rerun_obstacle(transaction, session_id, call),
             kept_files=kept_files,
             remark=lambda call: self._remark(session_id, call),
+            changed_unsaved_files=lambda call: registry.changed_unsaved_files(session_id, call),
             undoes_unknown=lambda call: registry.undoes_unknown(session_id, call),
         )
 
@@ -435,10 +436,14 @@ class Planner:
         return kept_ids.union(*(request.get("accepted", ()) for request in requests))
 
 
+def is_in_place(operation: StoredRow) -> bool:
+    """Return whether an operation is a rollback that has left the conversation as it was."""
+    return bool(operation.kind == ROLLBACK and operation.internal_session_id == operation.source_id)
+
+
 def is_of_files(operation: StoredRow) -> bool:
     """Return whether an operation has restored files alone, and decided nothing about effects."""
-    is_here = operation.kind == ROLLBACK and operation.internal_session_id == operation.source_id
-    return is_here and read_request(operation).get("tools") == "keep"
+    return is_in_place(operation) and read_request(operation).get("tools") == "keep"
 
 
 def _has_changed(step: PlanStep, last_action: str | None) -> bool:

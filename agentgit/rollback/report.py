@@ -7,12 +7,12 @@ from typing import Any
 
 from agentgit.effects import RollbackPlan, RollbackReport, ToolInvocation, invocation
 from agentgit.effects.files import FileChanges
-from agentgit.effects.plan import ANSWER, EXECUTE, GONE, REDO, REVERSE, ROLLBACK, SWITCH, WORLD_ONLY
+from agentgit.effects.plan import ANSWER, EXECUTE, GONE, REDO, REVERSE, SWITCH, WORLD_ONLY
 from agentgit.effects.registry import Registry
 from agentgit.effects.report import GROUPS, ReportItem
 from agentgit.next_steps import Next, Reason, join_reasons
 from agentgit.rollback.executor import IN_THE_WORLD, Executor, describe_drift
-from agentgit.rollback.planner import Planner
+from agentgit.rollback.planner import Planner, is_in_place
 from agentgit.sessions.session import DONE
 from agentgit.store.records.json_columns import read_meta, read_report, read_request
 from agentgit.store.records.sessions import StoredRow
@@ -137,7 +137,7 @@ class Reports:
         """Return the report of an operation; if it is not done, the outcome of its steps so far."""
         groups = self._load_groups(transaction, row) if row.status == DONE else self.outcome(transaction, row)
         branch = self.store.sessions.branch(transaction, row.internal_session_id)
-        kind = WORLD_ONLY if row.kind == ROLLBACK and row.internal_session_id == row.source_id else row.kind
+        kind = WORLD_ONLY if is_in_place(row) else row.kind
         if kind not in (SWITCH, WORLD_ONLY) and read_request(row).get("replay") != EXECUTE:
             track = self.store.live_track(transaction, branch, branch.inherited)
             groups["replayed"] = [ReportItem(invocation=call, reason=REPLAYED) for call in track]

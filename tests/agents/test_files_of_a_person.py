@@ -10,6 +10,8 @@ from pathlib import Path
 from subprocess import CalledProcessError
 
 import backend
+import faults
+import points
 import processes
 import pytest
 from file_tools import desk, home
@@ -17,7 +19,15 @@ from file_trees import picture
 from stubborn_tools import Next
 
 import agentgit
-from agentgit import NotFound, PlanChanged, Workspace, WorkspaceChanged, WorldDiverged
+from agentgit import (
+    Conflict,
+    NotFound,
+    PlanChanged,
+    RollbackIncomplete,
+    Workspace,
+    WorkspaceChanged,
+    WorldDiverged,
+)
 
 __all__ = ["desk", "home"]  # fixtures that the tests use
 
@@ -728,3 +738,79 @@ def test_a_confirmed_plan_with_which_a_person_now_interferes_is_another_plan(age
     assert desk.files["a.txt"] == "mine"
     with pytest.raises(WorkspaceChanged):
         getattr(agent, verb)(to, plan=changed.value.plan)
+
+
+def _where_an_undo_raises():
+    return faults.fails(points.UNDO_CALL, ValueError("the shop is closed")), RollbackIncomplete
+
+
+def _where_a_file_cannot_be_written():
+    return faults.full_for({b"b.txt"}), RollbackIncomplete
+
+
+def _where_it_dies():
+    return faults.fails(points.BRING_FILES, KeyboardInterrupt()), KeyboardInterrupt
+
+
+@pytest.mark.parametrize("stop", [_where_an_undo_raises, _where_a_file_cannot_be_written, _where_it_dies])
+@pytest.mark.parametrize("verb", ["resume", "rollback"])
+def test_a_new_file_that_a_person_makes_while_a_rollback_has_stopped_is_the_persons(repo, desk, stop, verb):
+    agent = wrapped(repo, desk)
+    start = agent.run("write a.txt one; write b.txt one") and agent.head
+    agent.run("write a.txt two; write b.txt two; add chair")
+    cause, error = stop()
+    with cause, pytest.raises(error):
+        agent.rollback(start)
+    (desk.root / "new.txt").write_text("mine")
+    mine = {"new.txt": "somebody else changed it while no turn ran"}
+    if verb == "resume" or stop is not _where_an_undo_raises:
+        files = repo.resume(repo.session("s").operations()[0]).files
+    else:  # it has restored no file yet, so another rollback may
+        assert of_action(agent.plan_rollback(start).files, "left") == mine
+        files = agent.rollback(start).report.files
+    assert (of_action(files, "left"), files.conflicts) == (mine, [])
+    assert desk.files == {"a.txt": "one", "b.txt": "one", "new.txt": "mine"}
+
+
+def _rewind(agent):
+    agent.rewind_files("main#2")
+
+
+def _roll_the_world_back(agent):
+    agent.rollback("main#2", conversation=False)
+
+
+@pytest.mark.parametrize("go_back", [_rewind, _roll_the_world_back])
+def test_an_undo_takes_back_no_files_that_another_agent_brought_back_on_the_branch(repo, desk, go_back):
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    agent.run("write a.txt two")
+    go_back(wrapped(repo, desk))
+    for verb in (agent.undo, agent.redo) if go_back is _rewind else (agent.undo,):
+        with pytest.raises(Conflict, match="moved since this agent last saw it"):
+            verb()
+    assert desk.files == {"a.txt": "one"}
+    agent.switch("main").undo()
+    assert desk.files == {"a.txt": "two"}
+
+
+@pytest.mark.parametrize("go_back", [_rewind, _roll_the_world_back])
+def test_an_undo_takes_back_the_files_that_the_agent_itself_brought_back(repo, desk, go_back):
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    agent.run("write a.txt two")
+    go_back(agent)
+    agent = agent.undo()
+    assert desk.files == {"a.txt": "two"}
+    agent.undo()
+    assert desk.files == {"a.txt": "one"}
+
+
+def test_an_undo_takes_back_its_own_turn_after_another_agent_brought_files_back(repo, desk):
+    agent = wrapped(repo, desk)
+    agent.run("write a.txt one")
+    agent.run("write a.txt two")
+    _rewind(wrapped(repo, desk))
+    agent.run("write b.txt three")
+    agent.undo()
+    assert desk.files == {"a.txt": "one"}

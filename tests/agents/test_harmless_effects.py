@@ -198,8 +198,10 @@ def test_files_outside_the_workspace_and_excluded_files_are_not_covered(repo, de
     assert {one.args["path"]: one.effect for one in agent.tool_track()} == (
         dict.fromkeys(uncovered, "undeclared") | {"in.txt": "workspace"}
     )
+    why = "it changed files that are not saved, so it can only be undone by hand"
+    assert {step.why for step in agent.plan_rollback("before").kept} == {why}
     back = agent.rollback("before")
-    assert {item.invocation.args["path"] for item in back.report.kept} == set(uncovered)
+    assert {item.invocation.args["path"]: item.reason for item in back.report.kept} == dict.fromkeys(uncovered, why)
     assert outside.exists()
     assert not (desk.root / "in.txt").exists()
 
