@@ -29,7 +29,7 @@ from agentgit.rollback.file_history import KEPT_IN, FileHistory
 from agentgit.rollback.modified_files import named_paths, paths_of
 from agentgit.values import escape_path
 from agentgit.workspace.api import Workspace, engine_of
-from agentgit.workspace.engine import AUTO, owner_of
+from agentgit.workspace.engine import AUTO, new_snapshot, owner_of
 from agentgit.workspace.locations import require_directory
 from agentgit.workspace.values import Restored, some
 
@@ -62,7 +62,7 @@ class WorkspaceAdapter:
     def take_snapshot(self, reason: str) -> SnapshotRef:
         """Take a snapshot, or return the one that matches the files; it is pinned while a checkpoint may need it."""
         with self.engine.locked():
-            snapshot = self.engine.save(reason, AUTO, is_new=False)
+            snapshot = self.engine.save(new_snapshot(reason, AUTO), is_new=False)
             self.engine.catalog.hold(snapshot.id, self.holder)
         return SnapshotRef(snapshot=snapshot.id, settings=self.settings)
 
@@ -109,7 +109,7 @@ class WorkspaceAdapter:
         """Return what `restore` would do."""
         self._fetch_snapshot(snapshot)
         if self.engine.custom is not None:
-            self.engine.custom.check(self.engine.require(snapshot.snapshot).tree)
+            self.engine.custom.call("check", self.engine.require(snapshot.snapshot).tree)
             return FileChanges(workspace=self.workspace.workspace_dir, snapshot=snapshot.snapshot, everything=True)
         plan = self.engine.plan(snapshot.snapshot, choose=history.choose)
         return self._file_changes(plan, history, "a safety snapshot will have the other's version")

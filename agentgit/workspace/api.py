@@ -9,7 +9,7 @@ from typing import Any
 
 from agentgit.async_api import async_twin
 from agentgit.errors import InvalidInput, NotFound
-from agentgit.workspace.engine import AUTO, EVENTS, MANUAL, NUMBER, POSITION, PRUNED, SAFETY, Engine
+from agentgit.workspace.engine import AUTO, EVENTS, MANUAL, NUMBER, POSITION, PRUNED, SAFETY, Engine, new_snapshot
 from agentgit.workspace.files import MAX_FILE_SIZE
 from agentgit.workspace.locations import Paths, create_storage, require_not_moved, resolve_workspace
 from agentgit.workspace.undo_stack import UndoStack
@@ -99,7 +99,7 @@ class Workspace:
             Unavailable: The storage or the workspace cannot be used, or another process uses it for too long.
         """
         with self._engine.locked():
-            return self._engine.save(message, kind, name=name, metadata=metadata)
+            return self._engine.save(new_snapshot(message, kind, name, metadata))
 
     def create(self, name: str | None = None, description: str = "") -> FileCheckpoint:
         """Take a snapshot with a name, by default `checkpoint-1`, `checkpoint-2`, and so on."""
@@ -108,7 +108,7 @@ class Workspace:
                 number = (self._engine.catalog.get(NUMBER) or 0) + 1
                 self._engine.catalog.set({NUMBER: number})
                 name = f"checkpoint-{number}"
-            return self._engine.save(description, name=name)
+            return self._engine.save(new_snapshot(description, name=name))
 
     def checkpoint(self) -> str:
         """Take a snapshot and return its id, as the protocol `Environment` requires."""

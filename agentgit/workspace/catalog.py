@@ -24,7 +24,7 @@ from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
 import ormsgpack
 
 from agentgit.errors import Unavailable
-from agentgit.workspace.left_out import LeftOut, LeftOutPaths, decode_left_out, encode_left_out
+from agentgit.workspace.left_out import Chosen, LeftOut, LeftOutPaths, decode_left_out, encode_left_out
 from agentgit.workspace.locations import exclusive_lock, naming
 from agentgit.workspace.values import UNDO, FileCheckpoint
 
@@ -138,7 +138,7 @@ class CatalogRow(NamedTuple):
     snapshot: FileCheckpoint
     tree: str
     left_out: LeftOutPaths
-    paths: tuple[bytes, ...] | None = None
+    paths: Chosen = None
 
 
 def _connected(

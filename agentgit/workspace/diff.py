@@ -5,11 +5,12 @@ from __future__ import annotations
 import difflib
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 from agentgit.values import escape_path
-from agentgit.workspace.left_out import LeftOutPaths, compare_left_out, containing_path, is_selected
+from agentgit.workspace.left_out import Chosen, LeftOutPaths, compare_left_out, containing_path, is_selected
+from agentgit.workspace.objects import Objects
 from agentgit.workspace.trees import Changes, TreeChange, is_leaf
 from agentgit.workspace.values import WorkspaceDiff
 
@@ -21,12 +22,7 @@ MAX_SHOWN = 8 << 20
 
 
 def compare(
-    old: LeftOutPaths,
-    new: LeftOutPaths,
-    changes: Changes,
-    root: bytes | None,
-    selected: tuple[bytes, ...] | None,
-    read: Callable[[bytes], bytes],
+    old: LeftOutPaths, new: LeftOutPaths, changes: Changes, root: bytes | None, selected: Chosen, objects: Objects
 ) -> WorkspaceDiff:
     """Compare two snapshots, from what each left out; `root` is the workspace if the new one is its current files."""
     missing, changed, new_paths = groups = compare_left_out(old, new, root)
@@ -41,7 +37,7 @@ def compare(
             changed[ancestor] = left_out[ancestor].why
         elif before or after:
             (modified if before and after else added if after else deleted).add(path)
-            lines.extend(_diff_lines(path, TreeChange(before, after), read))
+            lines.extend(_diff_lines(path, TreeChange(before, after), objects))
     for paths, group in zip((deleted, modified, added), groups, strict=True):
         paths.update(path for path in group if is_selected(selected, path))
     reasons = {path: why for group in groups for path, why in group.items() if is_selected(selected, path)}
@@ -54,7 +50,7 @@ def decode_paths(paths: Iterable[Any]) -> tuple[Any, ...]:
     return tuple(tuple(map(os.fsdecode, x)) if isinstance(x, tuple) else os.fsdecode(x) for x in sorted({*paths}))
 
 
-def _diff_lines(path: bytes, change: TreeChange, read: Callable[[bytes], bytes]) -> Iterator[str]:
+def _diff_lines(path: bytes, change: TreeChange, objects: Objects) -> Iterator[str]:
     before, after = change
     name = escape_path(path)
     names = (f"a/{name}" if before else "/dev/null", f"b/{name}" if after else "/dev/null")
@@ -62,8 +58,8 @@ def _diff_lines(path: bytes, change: TreeChange, read: Callable[[bytes], bytes])
         yield f"mode of {name}: {stat.filemode(before.mode)} -> {stat.filemode(after.mode)}\n"
         if before.oid == after.oid:
             return
-    old_data = read(before.oid) if before else b""
-    new_data = read(after.oid) if after else b""
+    old_data = objects.read(before.oid) if before else b""
+    new_data = objects.read(after.oid) if after else b""
     if old_data == new_data:
         if not (before and after):
             yield f"empty file {name} {'added' if after else 'deleted'}\n"

@@ -123,12 +123,6 @@ class Place:
             return TreeEntry(stat.S_IFREG)
         return TreeEntry(status.st_mode) if data is None else TreeEntry(entry_mode(status), object_id(BLOB, data))
 
-    def read(self) -> bytes | None:
-        """Return the contents of the file or the link here; None of anything else."""
-        with suppress(FileNotFoundError):
-            return read(self.parent, self.name)[1]
-        return None
-
     def replace(self, before: TreeEntry | None, after: TreeEntry | None, data: bytes) -> bool:
         """Put a file or a link here, or nothing; return False, and keep what is here, if it is not as seen before.
 

@@ -18,6 +18,7 @@ from agentgit.next_steps import Next
 from agentgit.workspace.catalog import PATIENCE, PENDING, Catalog, CatalogRow
 from agentgit.workspace.disk import ASIDE
 from agentgit.workspace.files import Captured, Files
+from agentgit.workspace.left_out import Chosen
 from agentgit.workspace.locations import WorkspacePaths, exclusive_lock, is_known, remember_storage
 from agentgit.workspace.objects import Objects
 from agentgit.workspace.restore import Choose, PendingRestore, keep_nothing
@@ -47,29 +48,12 @@ class CustomEnvironment:
         """True if `restore` takes the safety snapshot itself, and returns its id as `safety`."""
 
     def capture(self) -> Captured:
-        return Captured(str(self._call("checkpoint")))
+        return Captured(str(self.call("checkpoint")))
 
-    def restore(self, id: str, tree: str) -> Restored:
-        """Restore a snapshot; `safety` of the result is the snapshot that the environment itself took, if any."""
-        result = self._call("restore", tree)
-        safety = getattr(result, "safety", None) if self.takes_safety else None
-        return Restored(id, safety, everything=True, left=tuple(getattr(result, "left", ())))
-
-    def check(self, tree: str) -> None:
-        """Check that a snapshot can be restored, if the environment can tell."""
-        if hasattr(self._environment, "check"):
-            self._call("check", tree)
-
-    def delete(self, tree: str) -> None:
-        """Delete a snapshot, if the environment can."""
-        if hasattr(self._environment, "delete"):
-            with suppress(NotFound):
-                self._call("delete", tree)
-
-    def _call(self, method: str, *arguments: str) -> Any:
-        """Call a method of the environment; convert an exception into `Unavailable`, but for an `AgentGitError`."""
+    def call(self, method: str, *arguments: str) -> Any:
+        """Call a method, if the environment has it; convert an exception into `Unavailable`, if it is another."""
         try:
-            return getattr(self._environment, method)(*arguments)
+            return getattr(self._environment, method, lambda *_: None)(*arguments)
         except AgentGitError:
             raise
         except Exception as error:
@@ -165,39 +149,22 @@ class Engine:
 
     # -- snapshots
 
-    def save(
-        self,
-        message: str = "",
-        kind: str = MANUAL,
-        *,
-        name: str | None = None,
-        metadata: Mapping[str, Any] | None = None,
-        is_new: bool = True,
-    ) -> FileCheckpoint:
+    def save(self, snapshot: FileCheckpoint, *, is_new: bool = True) -> FileCheckpoint:
         """Take a snapshot. If `is_new` is False, return an existing one of the same files if there is one."""
-        snapshot = new_snapshot(message, kind, name, metadata)
         snapshot = self._add(snapshot, self._capture(), is_new=is_new)
         self.catalog.set({POSITION: snapshot.id})
         self._prune(protected=())
         return snapshot
 
-    def save_entry(self, label: str, paths: tuple[bytes, ...] | None) -> FileCheckpoint:
+    def save_entry(self, label: str, paths: Chosen) -> FileCheckpoint:
         """Take a snapshot for the undo stack, which restores some paths of it, or all."""
         return self._add(new_snapshot(label, UNDO), self._capture(), paths, is_new=True)
-
-    def _current(self) -> CatalogRow | None:
-        return self.catalog.get_row(self.catalog.get(POSITION)) or next(iter(self.catalog.rows(limit=1)), None)
 
     def _capture(self) -> Captured:
         return (self.custom or self._files).capture()
 
     def _add(
-        self,
-        snapshot: FileCheckpoint,
-        captured: Captured,
-        paths: tuple[bytes, ...] | None = None,
-        *,
-        is_new: bool = False,
+        self, snapshot: FileCheckpoint, captured: Captured, paths: Chosen = None, *, is_new: bool = False
     ) -> FileCheckpoint:
         """Add a snapshot to the catalog, unless there is one of the same files and no new one is wanted."""
         if not is_new and captured.index is not None:
@@ -207,10 +174,10 @@ class Engine:
                     self.catalog.store_index(captured.index)
                 self._files.cached_index = captured.index
                 return existing
+        changed = list(paths or ())
         if paths is None and self.custom is None:
-            changed = self._files.changed(self._current(), captured)
-        else:
-            changed = list(paths or ())
+            current = self.catalog.get_row(self.catalog.get(POSITION)) or next(iter(self.catalog.rows(limit=1)), None)
+            changed = self._files.changed(current, captured)
         snapshot = snapshot.with_left_out(changed, captured.left_out)
         self.catalog.add(CatalogRow(snapshot, captured.tree, captured.left_out, paths), index=captured.index)
         if captured.index is not None:
@@ -250,19 +217,13 @@ class Engine:
 
     # -- restoring
 
-    def plan(self, ref: str, *, paths: tuple[bytes, ...] | None = None, choose: Choose = keep_nothing) -> Restored:
+    def plan(self, ref: str, *, paths: Chosen = None, choose: Choose = keep_nothing) -> Restored:
         """Return what `restore` would do."""
         with self.locked():
             return self.files_for("a plan").plan(self.require(ref), paths, choose)
 
     def restore(
-        self,
-        ref: str,
-        *,
-        paths: tuple[bytes, ...] | None = None,
-        choose: Choose = keep_nothing,
-        is_undo: bool = False,
-        aside: str = "",
+        self, ref: str, *, paths: Chosen = None, choose: Choose = keep_nothing, is_undo: bool = False, aside: str = ""
     ) -> Restored:
         """Restore a snapshot after a safety snapshot; what is chosen stays; an undo deletes it."""
         row, self.last_safety = self.require(ref), ""
@@ -289,18 +250,19 @@ class Engine:
         return self.custom is not None or self._files.tree == self.require(ref).tree
 
     def _restore_custom(
-        self, custom: CustomEnvironment, row: CatalogRow, safety: FileCheckpoint, paths: Sequence[bytes] | None
+        self, custom: CustomEnvironment, row: CatalogRow, safety: FileCheckpoint, paths: Chosen
     ) -> Restored:
         if paths is not None:
             self.files_for("paths")
         stored = None if custom.takes_safety else self._add(safety, custom.capture())
-        result = custom.restore(row.snapshot.id, row.tree)
-        if result.safety is not None:
-            stored = self._add(safety, Captured(result.safety))
-        kept, origin = stored.id if stored is not None else None, row.snapshot
-        result = replace(result, safety=kept, name=origin.name, message=origin.message, time_str=origin.time)
-        self.catalog.set({POSITION: row.snapshot.id})
-        self._prune(protected=(row.snapshot.id, result.safety or ""))
+        done, origin = custom.call("restore", row.tree), row.snapshot
+        if custom.takes_safety and getattr(done, "safety", None) is not None:
+            stored = self._add(safety, Captured(done.safety))
+        kept, left = stored.id if stored is not None else None, tuple(getattr(done, "left", ()))
+        result = Restored(origin.id, kept, left=left, everything=True, name=origin.name)
+        result = replace(result, message=origin.message, time_str=origin.time)
+        self.catalog.set({POSITION: origin.id})
+        self._prune(protected=(origin.id, result.safety or ""))
         self.notify(RESTORED, result)
         return result
 
@@ -329,7 +291,8 @@ class Engine:
         for row in rows:
             try:
                 if self.custom is not None and self.catalog.trees().count(row.tree) == 1:
-                    self.custom.delete(row.tree)
+                    with suppress(NotFound):
+                        self.custom.call("delete", row.tree)
             except AgentGitError as error:  # others go; a later call tries this one again
                 if event == DELETED:
                     raise
@@ -371,7 +334,7 @@ def owner_of(storage: str) -> str | None:
 
 
 def new_snapshot(
-    message: str, kind: str, name: str | None = None, metadata: Mapping[str, Any] | None = None
+    message: str, kind: str = MANUAL, name: str | None = None, metadata: Mapping[str, Any] | None = None
 ) -> FileCheckpoint:
     try:
         stored: dict[str, Any] = json.loads(json.dumps(dict(metadata or {})))

@@ -15,6 +15,7 @@ from agentgit.workspace.catalog import Catalog, CatalogRow, Index
 from agentgit.workspace.diff import compare, decode_paths
 from agentgit.workspace.disk import ASIDE, Disk
 from agentgit.workspace.left_out import (
+    Chosen,
     IgnoreRules,
     LeftOutPaths,
     compare_left_out,
@@ -26,13 +27,11 @@ from agentgit.workspace.left_out import (
     report_left_out,
 )
 from agentgit.workspace.locations import require_not_moved
-from agentgit.workspace.objects import BLOB, Objects, object_id
+from agentgit.workspace.objects import Objects
 from agentgit.workspace.restore import Choose, KeptPaths, PendingRestore, Restore, leaves, plan_steps, select_changes
 from agentgit.workspace.scan import Scan
 from agentgit.workspace.trees import Changes, Trees, is_directory, is_leaf
 from agentgit.workspace.values import Options, Restored, WorkspaceDiff
-
-Chosen = tuple[bytes, ...] | None
 
 MAX_FILE_SIZE = 100_000_000
 """The default maximum size of files in snapshots, in bytes: enough for most databases, models and tables."""
@@ -45,6 +44,9 @@ class Captured:
     tree: str
     left_out: LeftOutPaths = field(default_factory=dict)
     index: Index | None = None
+
+
+Taken = Captured | CatalogRow
 
 
 class Files:
@@ -90,20 +92,23 @@ class Files:
 
     # -- comparing
 
-    def _differences(self, before: Captured | CatalogRow | None, after: Captured | CatalogRow) -> Changes:
+    def _differences(self, before: Taken | None, after: Taken) -> Changes:
         """Return what differs, without paths that do not belong to the workspace; an older snapshot may have some."""
         first, outside = bytes.fromhex(before.tree) if before is not None else None, self._outside()
         try:
             changes = self._trees.differences(first, bytes.fromhex(after.tree))
         except Corrupt:
-            self._mend(*(one for one in (before, after) if one is not None))
+            self._store_anew()
+            self._require_whole(*(one for one in (before, after) if one is not None))
             changes = self._trees.differences(first, bytes.fromhex(after.tree))
         return {path: change for path, change in changes.items() if path not in outside}
 
-    def _mend(self, *snapshots: Captured | CatalogRow) -> None:
-        """Store the current files again where their objects are damaged, and name a snapshot whose directories are."""
+    def _store_anew(self) -> None:
+        """Store the current files again, as far as their objects are damaged."""
         with self.objects.writing(self.objects.can_read) as writer:
             Scan(self._settings, Index(), self._outside(), writer, None).run()
+
+    def _require_whole(self, *snapshots: Taken) -> None:
         for one in snapshots:
             try:
                 self._trees.differences(None, bytes.fromhex(one.tree))
@@ -112,11 +117,11 @@ class Files:
                 text = f"The directories of {name} are lost: {error.message}"
                 raise Corrupt(text, Next("restore_other"), row=error.row) from error
 
-    def _left_out(self, snapshot: Captured | CatalogRow | None) -> LeftOutPaths:
+    def _left_out(self, snapshot: Taken | None) -> LeftOutPaths:
         outside, left_out = self._outside(), snapshot.left_out if snapshot is not None else {}
         return {path: one for path, one in left_out.items() if path not in outside}
 
-    def changed(self, since: Captured | CatalogRow | None, now: Captured) -> list[bytes]:
+    def changed(self, since: Taken | None, now: Captured) -> list[bytes]:
         """Return the paths of the files that differ from a snapshot; of a damaged one, they are not known."""
         with suppress(Corrupt):
             return leaves(self._differences(since, now))
@@ -131,12 +136,7 @@ class Files:
             yield from group
 
     def _changes(
-        self,
-        row: CatalogRow,
-        now: Captured | CatalogRow,
-        paths: Chosen,
-        choose: Choose,
-        moved: Collection[bytes] | None = None,
+        self, row: CatalogRow, now: Taken, paths: Chosen, choose: Choose, moved: Collection[bytes] | None = None
     ) -> tuple[Changes, Changes, dict[bytes, str], KeptPaths]:
         """Return how the files differ from a snapshot, what restoring it changes, what it cannot reach, and what stays.
 
@@ -150,18 +150,13 @@ class Files:
         return differing, {path: one for path, one in changes.items() if path not in kept.paths}, unreachable, kept
 
     def prepare(self, choose: Choose, row: CatalogRow, now: Captured, paths: Chosen) -> KeptPaths:
-        """Choose the paths that restoring a snapshot leaves, and store the others whose objects are damaged."""
+        """Choose the paths that restoring a snapshot leaves as they are, and make sure that the others are stored."""
         _, changes, _, kept = self._changes(row, now, paths, choose)
-        with self.objects.writing(lambda _: False) as writer:
-            for path, (before, _) in changes.items():
-                if is_leaf(before) and not self.objects.can_read(before.oid):
-                    with Disk(self._root).at(path) as place:
-                        data = place.read() if place is not None else None
-                    if data is not None and object_id(BLOB, data) == before.oid:  # else the restore finds its change
-                        writer.put(BLOB, data)
+        if not all(self.objects.can_read(before.oid) for before, _ in changes.values() if is_leaf(before)):
+            self._store_anew()
         return kept
 
-    def _in_the_way(self, changes: Changes, now: Captured | CatalogRow) -> tuple[set[bytes], set[bytes]]:
+    def _in_the_way(self, changes: Changes, now: Taken) -> tuple[set[bytes], set[bytes]]:
         """Return the paths in no snapshot that a restore must move aside, and those that are as it wants them."""
         disk = Disk(self._root)
         inside = {path: disk.read_entry(path) for path in changes if containing_path(path, now.left_out) is not None}
@@ -201,7 +196,7 @@ class Files:
     def _result(
         self,
         row: CatalogRow,
-        now: Captured | CatalogRow,
+        now: Taken,
         differing: Changes,
         paths: Chosen,
         aside: Collection[bytes],
@@ -235,7 +230,7 @@ class Files:
         """Return the differences between two snapshots: None is an empty one first, and then the current files."""
         after, root = (new, None) if new is not None else (self.capture(), self._root)
         changes = select_changes(self._differences(old, after), paths)
-        found = compare(self._left_out(old), self._left_out(after), changes, root, paths, self.objects.read)
+        found = compare(self._left_out(old), self._left_out(after), changes, root, paths, self.objects)
         from_id, to_id = (one.snapshot.id if one is not None else None for one in (old, new))
         return replace(found, from_id=from_id, to_id=to_id)
 

@@ -59,6 +59,10 @@ LeftOutPaths = Mapping[bytes, LeftOut]
 """What is left out, by path. Paths below a directory that is left out are not listed."""
 
 
+Chosen = tuple[bytes, ...] | None
+"""The paths of files and directories to which something is limited; None for everything."""
+
+
 def left_out_as(why: str, status: os.stat_result, state: str = "") -> LeftOut:
     is_folder = stat.S_ISDIR(status.st_mode)
     mtime = 0 if is_folder and state else status.st_mtime_ns  # git's commands that only read change it, too
@@ -84,7 +88,7 @@ def parent_folders(path: bytes) -> Iterator[bytes]:
         yield path
 
 
-def is_selected(paths: tuple[bytes, ...] | None, path: bytes) -> bool:
+def is_selected(paths: Chosen, path: bytes) -> bool:
     """Return whether a path is one of `paths`, or below one; None for all paths."""
     return paths is None or any(not one or path == one or path.startswith(one + b"/") for one in paths)
 
@@ -119,11 +123,7 @@ def _read_status(root: bytes, path: bytes) -> LeftOut | None:
 
 
 def report_left_out(
-    snapshot: LeftOutPaths,
-    now: LeftOutPaths,
-    root: bytes,
-    changes: Changes,
-    paths: tuple[bytes, ...] | None,
+    snapshot: LeftOutPaths, now: LeftOutPaths, root: bytes, changes: Changes, paths: Chosen
 ) -> tuple[dict[bytes, str], dict[bytes, str], tuple[str, ...]]:
     """Return which paths are missing and which stay, of those left out, from all that a restore changes."""
     gone, changed, added = compare_left_out(snapshot, now, root)
@@ -179,8 +179,9 @@ def paths_displacing(in_the_way: Collection[bytes], changes: Changes) -> set[byt
 
 def git_state(path: bytes) -> str:
     """Return the state of a `.git`, or of the directory that it names, as JSON. What cannot be read is not in it."""
-    own = path if os.path.isdir(path) else os.path.join(os.path.dirname(path), _line(path).removeprefix(b"gitdir: "))
-    folder = os.path.join(own, _line(own, b"commondir"))
+    link = _read_file(path).rstrip(b"\n").removeprefix(b"gitdir: ")
+    own = path if os.path.isdir(path) else os.path.join(os.path.dirname(path), link)
+    folder = os.path.join(own, _read_file(os.path.join(own, b"commondir")).rstrip(b"\n"))
     lines = (line.partition(" ") for line in _read(folder, b"packed-refs").splitlines())
     state = {ref: oid for oid, _space, ref in lines if ref.startswith(tuple(REFS))}
     for parent, _folders, files in os.walk(os.path.join(folder, b"refs")):
@@ -222,10 +223,6 @@ def _short(text: str) -> str:
     return text[:7] if is_commit else escape_path(REFS.get(start, "") + text.removeprefix(start))
 
 
-def _line(*path: bytes) -> bytes:
-    return os.fsencode(_read(*path).rstrip("\n"))
-
-
 def _read(*path: bytes) -> str:
     return os.fsdecode(_read_file(os.path.join(*path)))
 
@@ -261,9 +258,7 @@ class IgnoreRules:
             return True
         if is_matched := self._user_spec.check_file(os.fsdecode(path + suffix)).include:
             return is_matched
-        folder = path
-        while folder:
-            folder = folder.rpartition(b"/")[0]
+        for folder in (*parent_folders(path), b""):
             if (spec := self._folder_spec(folder)) is not None:
                 relative_path = path[len(folder) + 1 :] if folder else path
                 if (is_ignored := spec.check_file(os.fsdecode(relative_path + suffix)).include) is not None:

@@ -129,7 +129,7 @@ class WorkspacePaths:
         if paths is None:
             return None
         if isinstance(paths, str | bytes | os.PathLike):
-            raise InvalidInput("paths must be a list of paths; write [path] for one.")
+            raise InvalidInput(f"paths={paths!r} is one path; write paths=[{paths!r}].")
         return tuple(map(self.relative, paths))
 
     def relative(self, path: str | os.PathLike[str]) -> bytes:

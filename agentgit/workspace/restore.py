@@ -18,7 +18,7 @@ from agentgit.errors import AgentGitError, Corrupt, InvalidInput, Unavailable
 from agentgit.next_steps import Next
 from agentgit.values import escape_path
 from agentgit.workspace.disk import Disk, Place
-from agentgit.workspace.left_out import UNREADABLE, LeftOutPaths, containing_path, is_selected, parent_folders
+from agentgit.workspace.left_out import UNREADABLE, Chosen, LeftOutPaths, containing_path, is_selected, parent_folders
 from agentgit.workspace.objects import Objects
 from agentgit.workspace.trees import Changes, TreeChange, Trees, is_directory, is_leaf
 from agentgit.workspace.values import some
@@ -41,7 +41,7 @@ def plan_steps(changes: Changes, snapshot: LeftOutPaths, now: LeftOutPaths) -> t
     return kept, unreachable
 
 
-def select_changes(differences: Mapping[bytes, TreeChange], paths: tuple[bytes, ...] | None) -> Changes:
+def select_changes(differences: Mapping[bytes, TreeChange], paths: Chosen) -> Changes:
     """Return the differences at some paths and below them, and what must be done to their parents; None for all."""
     selected = {path: change for path, change in differences.items() if is_selected(paths, path)}
     for path in list(selected) if paths is not None else ():
@@ -75,7 +75,7 @@ class PendingRestore(NamedTuple):
     snapshot: str
     safety: str
     aside: str
-    paths: tuple[bytes, ...] | None
+    paths: Chosen
     kept: KeptPaths
     is_undo: bool
 

@@ -175,24 +175,20 @@ class Scan:
 
     def _read(self, descriptor: int, name: bytes, folder: Folder) -> None:
         """Read a file or a link; a problem with one of them must not prevent the others from being captured."""
-        began, data = time.time_ns(), None
-        left_out: LeftOut | None = None
+        began = time.time_ns()
         try:
             status, data = read(descriptor, name)
+            if data is not None:
+                stamp = reliable_stamp(status, began)
+                folder.files[name] = KnownFile(stamp, entry_mode(status), self._writer.put(BLOB, data))
+                return
         except (FileNotFoundError, NotADirectoryError):
             pass  # it has just gone
         except OSError as error:
-            left_out = LeftOut(_reason(error))
+            folder.left_out[name] = LeftOut(_reason(error))
             with suppress(OSError):
-                left_out = left_out_as(_reason(error), os.lstat(name, dir_fd=descriptor))
-        if data is not None:
-            folder.files[name] = KnownFile(
-                reliable_stamp(status, began), entry_mode(status), self._writer.put(BLOB, data)
-            )
-            return
+                folder.left_out[name] = left_out_as(_reason(error), os.lstat(name, dir_fd=descriptor))
         folder.stamp = None
-        if left_out is not None:
-            folder.left_out[name] = left_out
 
 
 def _reason(error: OSError) -> str:

@@ -32,10 +32,9 @@ class UndoStack:
             InvalidInput: A path is outside of the workspace.
             Unavailable: The workspace cannot be read, or the storage cannot be written.
         """
-        if isinstance(paths, str | bytes):
-            raise InvalidInput(f"paths={paths!r} is one path; write paths=[{paths!r}].")
         with self._engine.locked():
-            entry = self._engine.save_entry(label, None if paths is None else tuple(self._resolve(paths)))
+            found = self._engine.paths.relative_paths(paths)
+            entry = self._engine.save_entry(label, None if found is None else tuple(self._resolve(found)))
             self._evict_beyond(self.max_snapshots)
             return entry.id
 
@@ -94,10 +93,9 @@ class UndoStack:
         rows = self._catalog.undo_entries()
         self._engine.delete(rows[: max(0, len(rows) - limit)], PRUNED)
 
-    def _resolve(self, paths: Iterable[str | os.PathLike[str]]) -> Iterator[bytes]:
+    def _resolve(self, paths: Iterable[bytes]) -> Iterator[bytes]:
         """Yield the paths of files and, where one is a symbolic link, the path that it leads to."""
         engine = self._engine
         for path in paths:
-            found = engine.paths.relative(path)
-            target = engine.paths.relative(os.path.realpath(os.path.join(engine.root, os.fsdecode(found))))
-            yield from dict.fromkeys((found, target))
+            target = engine.paths.relative(os.path.realpath(os.path.join(engine.root, os.fsdecode(path))))
+            yield from dict.fromkeys((path, target))

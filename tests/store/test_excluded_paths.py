@@ -12,6 +12,7 @@ from workspace_fixtures import adopt, kind, left_out, unsaved, work
 
 from agentgit import InvalidInput, Unavailable, Workspace
 from agentgit.workspace.api import engine_of
+from agentgit.workspace.engine import new_snapshot
 
 __all__ = ["kind", "work"]  # the fixtures
 
@@ -33,7 +34,7 @@ def workspace(opened):
 def take(workspace):
     """Take a snapshot, or return the newest of the same files."""
     with engine_of(workspace).locked():
-        return engine_of(workspace).save(is_new=False)
+        return engine_of(workspace).save(new_snapshot(""), is_new=False)
 
 
 def large(path: Path, fill: bytes = b"1", size: int = LIMIT + 1) -> None:

@@ -532,7 +532,7 @@ def test_a_snapshot_kept_by_a_checkpoint_outlives_the_undo_stack(workspace, work
     """After a shell call without changes, a checkpoint's snapshot outlives the entry of the undo stack."""
     (work / "a").write_text("1")
     workspace.undo_stack.snapshot("bash: ls")
-    kept = engine_of(workspace).save("a checkpoint", is_new=False)
+    kept = engine_of(workspace).save(engine.new_snapshot("a checkpoint"), is_new=False)
     safety = workspace.restore(kept.id).safety
     workspace.undo_stack.clear()
     assert workspace.get(kept.id) == kept
