@@ -155,7 +155,8 @@ class RollbackAgent(BranchGraph):
 
         Raises:
             NotFound, InvalidInput: As `Session.undo`.
-            Conflict: Without a plan: somebody else has moved the branch since this agent last saw it. Or as `rollback`.
+            Conflict: Without a plan: somebody else has moved the branch or restored its files since this agent last saw
+                it. Or as `rollback`.
             WorldDiverged: Without a plan: effects or files of other branches would be taken back, too.
             PlanChanged, RollbackBlocked, WorkspaceChanged, Unavailable, RollbackIncomplete: As `rollback`.
         """
@@ -206,7 +207,8 @@ class RollbackAgent(BranchGraph):
 
         Raises:
             NotFound: There is nothing to redo.
-            Conflict: Without a plan: somebody else has moved the branch since this agent last saw it. Or as `switch`.
+            Conflict: Without a plan: somebody else has moved the branch or restored its files since this agent last saw
+                it. Or as `switch`.
             WorldDiverged: Without a plan: effects or files of other branches would be taken back, too.
             PlanChanged, RollbackBlocked, WorkspaceChanged, RollbackIncomplete: As `switch`.
         """
