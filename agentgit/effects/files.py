@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Self
 
+from agentgit.next_steps import Reason
 from agentgit.values import count, escape_path
 
 WRITE, DELETE, ASIDE, CONFLICT = "write", "delete", "aside", "conflict"
@@ -34,6 +35,9 @@ TURN, RESTORE, PERSON, UNKNOWN, CRASH, STORED = CHANGED_BY = ("turn", "restore",
 - `crash`: nobody; a turn died after this state, so that it is not known who changed what follows.
 - `stored`: nobody; the files of a checkpoint, which the directory did not have at that time.
 """
+
+NOT_RESTORED = "not restored: "
+"""The beginning of the sentence on files that cannot be restored, and stay because that is forced."""
 
 IMPORTED = "imported"
 """The settings key that marks imported files that have never been in this workspace."""
@@ -87,7 +91,7 @@ class FileChanges:
     def forced(self) -> Self:
         """Return the changes that `force=True` makes: files in conflict, or that cannot be restored, stay."""
         changes = [replace(one, action=LEFT) if one.action == CONFLICT else one for one in self.changes]
-        stays = [f"not restored: {self.problem.removesuffix('.')}"] if self.problem else []
+        stays = [f"{NOT_RESTORED}{Reason.of(self.problem).message.removesuffix('.')}"] if self.problem else []
         return replace(self, changes=changes, problem="", unseen=[*self.unseen, *stays])
 
     @property
@@ -96,25 +100,36 @@ class FileChanges:
         return [change.path for change in self.changes if change.action == CONFLICT]
 
     @property
-    def summary(self) -> str:
-        """A sentence that counts the changes by action."""
+    def not_restored(self) -> str:
+        """Why nothing can be restored, also if it is forced; empty if something can."""
+        stays = (one.removeprefix(NOT_RESTORED) for one in self.unseen if one.startswith(NOT_RESTORED))
+        return Reason.of(self.problem).message.removesuffix(".") or next(stays, "")
+
+    @property
+    def summary(self) -> Reason:
+        """A sentence that counts the changes by action, with the next steps if nothing can be restored."""
         counts = {action: sum(c.action == action for c in self.changes) for action in _WORDING}
         groups = ["all to be restored by the environment"] if self.everything else []
         text = ", ".join([*groups, *(f"{count(n, 'file')} {_WORDING[action]}" for action, n in counts.items() if n)])
-        text = self.problem.removesuffix(".") or (text.replace("to be ", "") if self.safety else text)
-        return f"Files: {'; '.join([text or ('nothing to change' if self.unseen else 'unchanged'), *self.unseen])}."
+        problem = Reason.of(self.problem)
+        text = problem.message.removesuffix(".") or (text.replace("to be ", "") if self.safety else text)
+        text = "; ".join([text or ("nothing to change" if self.unseen else "unchanged"), *self.unseen])
+        return Reason(f"Files: {text}.", *problem.next)
 
     def __str__(self) -> str:
         return "\n".join([*(f"  {change}" for change in self.changes), self.summary])
 
     def to_dict(self) -> dict[str, Any]:
         """Return the changes as JSON-like data, which `from_dict` reads."""
-        return {**vars(self), "changes": [vars(change) for change in self.changes]}
+        changes = [vars(change) for change in self.changes]
+        return {**vars(self), "changes": changes, **Reason.of(self.problem).to_dict("problem")}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Self:
         """Create the changes from the data that `to_dict` returned, also after a round trip through JSON."""
-        return cls(**{**data, "changes": [FileChange(**change) for change in data["changes"]]})
+        known = {one.name: data[one.name] for one in fields(cls) if one.name in data}
+        changes = [FileChange(**change) for change in data["changes"]]
+        return cls(**known | {"changes": changes, "problem": Reason.from_dict(data, "problem")})
 
 
 _WORDING = {

@@ -99,14 +99,14 @@ class RollbackPlan(PrintableDrawing):
     @property
     def identity(self) -> str:
         """A hash of what would be done, in which order, and of what the plan was made from; the same if forced."""
-        steps = [(step.action, step.invocation.id, step.invocation.status) for step in self.forced().steps]
-        changes = [(change.action, change.path) for change in self.files.changes] if self.files else None
-        files = self.files and [
-            self.files.snapshot,
-            self.files.problem,
-            self.files.everything,
-            self.files.replaced_versions,
-            changes,
+        forced = self.forced()
+        steps = [(step.action, step.invocation.id, step.invocation.status) for step in forced.steps]
+        files = forced.files and [
+            forced.files.snapshot,
+            forced.files.not_restored,
+            forced.files.everything,
+            forced.files.replaced_versions,
+            [(change.action, change.path) for change in forced.files.changes],
         ]
         return sha256(to_json([self.kind, sorted(self.basis.items()), steps, files])).hexdigest()
 
@@ -193,10 +193,13 @@ class RollbackPlan(PrintableDrawing):
         return list(once(step.why for step in self.steps))
 
     @property
-    def summary(self) -> str:
-        """A sentence that counts the steps."""
-        blocked = " Blocked by the files." if self.files and not self.files.is_restorable else ""
-        return self._effect_summary + (f" {self.files.summary}{blocked}" if self.files else "")
+    def summary(self) -> Reason:
+        """A sentence that counts the steps, with the next steps if the files cannot be restored."""
+        if self.files is None:
+            return Reason(self._effect_summary)
+        blocked = "" if self.files.is_restorable else " Blocked by the files."
+        files = self.files.summary
+        return Reason(f"{self._effect_summary} {files.message}{blocked}", *files.next)
 
     @property
     def _effect_summary(self) -> str:

@@ -126,8 +126,10 @@ class RollbackReport(PrintableDrawing):
         counts = [f"{len(items[group])} {word}" for group, word in _WORDING.items() if items[group]]
         is_unchanged = self.kind in (SWITCH, FORK) and not (self.files and self.files.changed)
         empty_text = "The world is unchanged" if is_unchanged else "There was nothing to reverse"
-        text = f"{', '.join(counts) or empty_text}." + (f" {self.files.summary}" if self.files else "")
-        return Reason(text, *([] if self.status == DONE else [Next("resume", operation=self.operation_id)]))
+        files = [self.files.summary] if self.files else []
+        text = " ".join([f"{', '.join(counts) or empty_text}.", *(one.message for one in files)])
+        resume = [] if self.status == DONE else [Next("resume", operation=self.operation_id)]
+        return Reason(text, *dict.fromkeys([*(step for one in files for step in one.next), *resume]))
 
 
 _WORDING = {group: group for group in GROUPS if group != "replayed"} | {

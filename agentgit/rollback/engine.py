@@ -242,7 +242,8 @@ def _describe_stop(report: RollbackReport, *, is_forcible: bool) -> Reason:
     undecided = [Next("resolve_happened", call=call.id) for call in calls if call.status in DECISIONS][:1]
     forced = [Next("resume_forced", operation=report.operation_id)] if is_forcible else []
     items = [f"{item.invocation}: {Reason.of(item.reason).message}" for item in unfinished_items]
-    causes = "; ".join(one.removesuffix(".") for one in [*items, report.files.problem if report.files else ""] if one)
+    problem = Reason.of(report.files.problem if report.files else "").message
+    causes = "; ".join(one.removesuffix(".") for one in [*items, problem] if one)
     also = dict.fromkeys(step for item in unfinished_items for step in Reason.of(item.reason).next)
     unskippable = "" if is_forcible else " A simulated call cannot be skipped."
     text = f"{causes}. {branch_status}{unskippable} First fix the cause."

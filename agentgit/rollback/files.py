@@ -29,7 +29,7 @@ from agentgit.effects.files import (
 from agentgit.effects.plan import KEEP
 from agentgit.effects.registry import Registry
 from agentgit.errors import AgentGitError, Conflict, Corrupt, NotFound, Unavailable, WorkspaceChanged
-from agentgit.next_steps import Next
+from agentgit.next_steps import Next, Reason
 from agentgit.rollback.file_history import BLOCKED_WHY, OTHERS, STOPPED, UNHELD_WHY, FileHistory, FileState
 from agentgit.rollback.request import Request, SwitchRequest
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter, describe_problem, reopen
@@ -235,7 +235,8 @@ class RollbackFiles:
         try:
             changes = self._plan(session_id, snapshot, overwrites=request.overwrites_files)
             if changes.problem:
-                raise Unavailable(changes.problem)
+                problem = Reason.of(changes.problem)
+                raise Unavailable(problem.message, *problem.next)
         except AgentGitError as error:
             if request.force and not request.is_of_files and not isinstance(error, Conflict):
                 return changes or failed_restore(snapshot, error)  # what cannot be restored stays as it is

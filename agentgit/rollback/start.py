@@ -10,7 +10,7 @@ from agentgit.effects import RollbackPlan
 from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.errors import AgentGitError, Conflict, InvalidInput, PlanChanged, RollbackBlocked
-from agentgit.next_steps import Next
+from agentgit.next_steps import Next, Reason
 from agentgit.rollback.crash_recovery import require_idle
 from agentgit.rollback.files import FoundFiles, RollbackFiles
 from agentgit.rollback.planner import Planner, Refusals
@@ -159,7 +159,8 @@ class Starter:
         plan: RollbackPlan,
         found: FoundFiles | None,
     ) -> dict[str, Any]:
-        overwrites, problem = request.overwrites_files, plan.files.problem if plan.files is not None else ""
+        overwrites, files = request.overwrites_files, plan.files
+        problem = Reason.of(files.problem).message if files is not None else ""
         return {
             "on_error": request.on_error,
             "on_drift": request.on_drift,
@@ -221,7 +222,7 @@ class Starter:
             )
         if request.plan is not None and not is_confirmed(request.plan, plan):
             plan = self.planner.complete(transaction, plan, *place)
-            raise plan_refused(plan, refusal) if refusal is not None else plan_changed(plan)
+            raise plan_refused(plan, refusal) if refusal is not None else plan_changed(_as_requested(plan, request))
         if refusal is not None:
             raise refusal
         return plan.forced() if plan.blockers else plan
@@ -243,6 +244,10 @@ class Starter:
             self.store.graphs.owners.add(thread_id, session_id)
             self.store.graphs.fork(transaction, target.thread_id, target.graph_checkpoint_id, thread_id, target.pending)
         return int(branch.id)
+
+
+def _as_requested(plan: RollbackPlan, request: Request | SwitchRequest) -> RollbackPlan:
+    return plan.forced() if request.force else plan
 
 
 def is_confirmed(confirmed: ConfirmedPlan, plan: RollbackPlan) -> bool:

@@ -23,8 +23,8 @@ from agentgit.effects.files import (
     FileChanges,
     SnapshotRef,
 )
-from agentgit.errors import AgentGitError, Corrupt, InvalidInput, NotAllowed
-from agentgit.next_steps import Next
+from agentgit.errors import AgentGitError, InvalidInput, NotAllowed
+from agentgit.next_steps import Next, Reason
 from agentgit.rollback.file_history import KEPT_IN, FileHistory
 from agentgit.rollback.modified_files import named_paths, paths_of
 from agentgit.values import escape_path
@@ -221,7 +221,9 @@ class WorkspaceAdapter:
 
 def describe_problem(error: Exception) -> str:
     """Describe why files cannot be restored, without the step to restore others: a rollback has no such choice."""
-    return error.message if isinstance(error, Corrupt) else str(error)
+    if not isinstance(error, AgentGitError):
+        return str(error)
+    return Reason(error.message, *(step for step in error.next if step.verb != "restore_other"))
 
 
 def attach_workspace(

@@ -115,7 +115,8 @@ def serve(
     local_url = f"http://{host_text}:{listener.getsockname()[1]}"
     if public_url is not None:
         say(f"Listening on {local_url}")
-    _announce(say, f"{(public_url or local_url).rstrip('/')}/", link, browser=browser)
+    rights = "can use the whole database" if repo.user.name == LOCAL else f"acts as {repo.user.name}"
+    _announce(say, f"{(public_url or local_url).rstrip('/')}/", link, rights, browser=browser)
     if proxies and public_url is None and host_names is not None and host_names <= LOOPBACK:
         say("Only localhost names are allowed. To allow the name that browsers use, add: --public-url https://NAME")
     # uvicorn shuts down gracefully on a signal, and then raises the signal again for its caller.
@@ -131,11 +132,11 @@ def _enabled_users(repo: Repository) -> set[str]:
         return {user.name for user in store.users.all(transaction) if user.name != LOCAL and user.disabled_at is None}
 
 
-def _announce(say: Callable[[str], None], address: str, link: OwnerLink | None, *, browser: bool) -> None:
+def _announce(say: Callable[[str], None], address: str, link: OwnerLink | None, rights: str, *, browser: bool) -> None:
     address = f"{address}sign-in?token={link.token}" if link is not None else address
     say(f"agentgit is running at {address}")
     if link is not None:
-        say("The link signs a browser in while the server runs. Anyone who has it can use the whole database.")
+        say(f"The link signs a browser in while the server runs. Anyone who has it {rights}.")
     else:
         say("Sign in with an API key, or with a link: agentgit users link NAME")
     say("Press Ctrl-C to stop.")

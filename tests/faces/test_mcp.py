@@ -9,6 +9,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from file_tools import Desk
 from mcp import ClientSession, StdioServerParameters
 from mcp.client.stdio import stdio_client
 from mcp_clients import connected, offered, server
@@ -172,6 +173,23 @@ async def test_an_irreversible_call_blocks_unless_the_server_allows_force(repo, 
         code = (await ask("plan_rollback", checkpoint="main#1", force=True)).structuredContent["identity"]
         done = await ask("rollback_to_checkpoint", checkpoint="main#1", plan=code, force=True)
         assert (len(done.structuredContent["kept"]), world.items) == (1, [])
+
+
+async def test_a_forced_plan_with_a_file_in_conflict_is_confirmed_by_its_identity(repo, tmp_path):
+    desk = Desk(tmp_path / "w")
+    writer = repo.wrap(desk.graph(), "files", workspace=desk.root)
+    await writer.arun("write a.txt one")
+    (desk.root / "a.txt").write_text("mine")
+    await writer.arun("write a.txt two")
+    (desk.root / "a.txt").write_text("mine again")
+    async with client(repo, may_force=True) as ask:
+        target = {"session": "files", "checkpoint": "main#2", "force": True}
+        outdated = await ask("rollback_to_checkpoint", **target, plan="x")
+        assert "Blocked by the files" not in said(outdated)
+        plan = await ask("plan_rollback", **target)
+        assert plan.structuredContent["identity"] in said(plan)
+        done = await ask("rollback_to_checkpoint", **target, plan=plan.structuredContent["identity"])
+    assert (done.isError, desk.files) == (False, {"a.txt": "mine again"})
 
 
 async def test_a_failed_rollback_is_finished_by_resume(repo, agent, world):

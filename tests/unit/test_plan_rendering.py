@@ -128,6 +128,33 @@ def test_a_plan_shows_the_first_twenty_of_many_files():
         assert "… and 5 more" in text
 
 
+STOPPED = Reason("Operation 7 may have stopped while it restored files.", Next("resume", operation=7))
+
+
+def test_what_prevents_a_restore_names_the_next_step_in_the_words_of_each_face():
+    files = FileChanges(workspace="w", snapshot="s", problem=STOPPED)
+    done = {"operation_id": 1, "status": "done", "checkpoint_id": 1, "branch": "main"}
+    for shown in (plan(files=files), RollbackReport(**done, files=files)):
+        again = type(shown).from_dict(json.loads(json.dumps(shown.to_dict())))
+        for value in (shown, again):
+            assert Medium(400, face="cli").text(outcome(value)).count("agentgit resume 7 finishes it") == 1
+            assert "repo.resume" not in Medium(400, face="mcp").text(outcome(value))
+            assert "repo.resume(7) finishes it" in str(value)
+        assert again == shown
+
+
+def test_a_plan_has_the_same_identity_if_it_is_forced():
+    conflict = FileChange(path="a", action="conflict", why="")
+    files = [
+        FileChanges(workspace="w", snapshot="s"),
+        FileChanges(workspace="w", snapshot="s", changes=[conflict]),
+        FileChanges(workspace="w", snapshot="s", problem=STOPPED),
+    ]
+    plans = [plan((BLOCK, MAIL, "it cannot be undone", KEEP), files=one) for one in files]
+    assert [one.forced().identity for one in plans] == [one.identity for one in plans]
+    assert len({one.identity for one in plans}) == len(plans)
+
+
 def test_a_call_with_long_arguments_has_a_short_text():
     long = call(1, "write", "undeclared", text="x" * 10**6, lines=["y" * 1000] * 1000)
     assert len(str(long)) < 400

@@ -13,7 +13,7 @@ from agentgit.agents.turn.files import TurnFiles
 from agentgit.effects.kinds import Kind
 from agentgit.effects.plan import KEEP
 from agentgit.errors import WorldDiverged
-from agentgit.next_steps import Next
+from agentgit.next_steps import Next, Reason
 from agentgit.store.records.checkpoints import CheckpointState, Label
 from agentgit.store.records.sessions import StoredRow
 from agentgit.store.sql.transaction import Writing
@@ -62,7 +62,7 @@ class RunningTurn:
             if plan.files is not None:
                 paths = ", ".join(escape_path(change.path) for change in plan.files.changes[:5])
                 unknown = f"perhaps files in {plan.files.workspace}"  # only its own environment can compare them
-                changes.append(plan.files.problem or paths or unknown)
+                changes.append(Reason.of(plan.files.problem).message or paths or unknown)
             raise WorldDiverged(
                 f"The world has changed since branch {branch.name} last ran, so nothing was run: {'; '.join(changes)}.",
                 Next("switch_world", branch=branch.name),

@@ -67,7 +67,7 @@ def replayed(value: RollbackPlan | RollbackReport) -> View:
 
 def file_changes(changes: FileChanges) -> View:
     """Show the file changes of a plan or report."""
-    return [_file_table(changes), (Span(clean(changes.summary), "bad" if changes.problem else "dim"),)]
+    return [_file_table(changes), (Span(changes.summary, "bad" if changes.problem else "dim"),)]
 
 
 def _call(call: ToolInvocation) -> Span:
