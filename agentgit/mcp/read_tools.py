@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import Field
 
@@ -65,7 +65,13 @@ Tools = Annotated[
         "reversible ones. keep: keep them. require_clean: fail if there are any."
     ),
 ]
-Files = Annotated[bool, Field(description="False if the rollback must not change the files of the workspace.")]
+Files = Annotated[
+    bool | Literal["overwrite"],
+    Field(
+        description="False if the rollback must not change the files of the workspace; overwrite to also restore files "
+        "that somebody else has changed, whose versions a snapshot keeps."
+    ),
+]
 Conversation = Annotated[bool, Field(description="False to undo only effects and files, without a new branch.")]
 Force = Annotated[
     bool, Field(description="True to continue and keep effects that cannot be undone. The server must allow it.")

@@ -175,7 +175,7 @@ async def test_an_irreversible_call_blocks_unless_the_server_allows_force(repo, 
         assert (len(done.structuredContent["kept"]), world.items) == (1, [])
 
 
-async def test_a_forced_plan_with_a_file_in_conflict_is_confirmed_by_its_identity(repo, tmp_path):
+async def test_a_plan_with_a_file_in_conflict_is_forced_or_overwrites_it_by_its_identity(repo, tmp_path):
     desk = Desk(tmp_path / "w")
     writer = repo.wrap(desk.graph(), "files", workspace=desk.root)
     await writer.arun("write a.txt one")
@@ -189,7 +189,11 @@ async def test_a_forced_plan_with_a_file_in_conflict_is_confirmed_by_its_identit
         plan = await ask("plan_rollback", **target)
         assert plan.structuredContent["identity"] in said(plan)
         done = await ask("rollback_to_checkpoint", **target, plan=plan.structuredContent["identity"])
-    assert (done.isError, desk.files) == (False, {"a.txt": "mine again"})
+        assert (done.isError, desk.files) == (False, {"a.txt": "mine again"})
+        target |= {"force": False, "files": "overwrite", "branch": "main"}
+        plan = await ask("plan_rollback", **target)
+        done = await ask("rollback_to_checkpoint", **target, plan=plan.structuredContent["identity"])
+    assert (done.isError, desk.files) == (False, {"a.txt": "one"})
 
 
 async def test_a_failed_rollback_is_finished_by_resume(repo, agent, world):

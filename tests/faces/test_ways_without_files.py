@@ -233,7 +233,7 @@ def run_on_the_server(repo: agentgit.Repository, said: str) -> None:
     assert "error" not in commands("cli", repo, None, None)(f"{found[1]} --yes")
 
 
-async def test_a_tool_whose_plan_is_blocked_now_names_the_session_and_the_branch(repo, agent, desk):
+async def test_a_tool_whose_plan_is_blocked_now_names_a_way_that_it_has(repo, agent, desk):
     agent.fork("start", name="side").switch("side", "ignore")
     repo.session("other", create=True)
     target = {"session": "s", "branch": "main-2", "checkpoint": POINT}
@@ -246,10 +246,12 @@ async def test_a_tool_whose_plan_is_blocked_now_names_the_session_and_the_branch
         assert "identity" not in refused.structuredContent["plan"]
         said = refused.content[0].text
         assert "is not what would be done now. In " in said
-        assert "agentgit rollback s@main-2 " in said
+        assert f"`rollback_to_checkpoint` to {POINT} with files=overwrite" in said
         elsewhere = await client.call_tool("plan_rollback", {"session": "other", "checkpoint": "nowhere"})
         assert "main-2" not in elsewhere.content[0].text
-    run_on_the_server(repo, said)
+        target["files"] = "overwrite"
+        plan = await client.call_tool("plan_rollback", target)
+        await client.call_tool("rollback_to_checkpoint", {**target, "plan": plan.structuredContent["identity"]})
     assert desk.files == {"a.txt": "one"}
 
 

@@ -43,7 +43,7 @@ class Rollback(RequestBody):
     on_error: OnFailure = "stop"
     on_drift: OnFailure = "stop"
     request_id: str | None = Field(
-        None, min_length=1, max_length=200, description="Your id for it; used again, it returns the same branch."
+        None, min_length=1, max_length=64, description="Your id for it; used again, it returns the same branch."
     )
     plan: Plan = None
 
