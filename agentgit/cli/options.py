@@ -23,7 +23,7 @@ from typer.core import TyperCommand, TyperGroup
 from agentgit.cli import output
 from agentgit.cli.completion import complete_checkpoint, complete_session
 from agentgit.cli.output import HOST
-from agentgit.errors import AgentGitError, InvalidInput
+from agentgit.errors import AgentGitError, InvalidInput, NotFound
 from agentgit.location import default_location
 from agentgit.next_steps import NAMED_PLACE, NOWHERE
 
@@ -366,6 +366,8 @@ def each_schema(name: str | None, every: bool) -> Iterator[AbstractContextManage
     if every:
         with database() as target_db:
             names = schema.own_schemas(target_db)
+        if not names:
+            raise NotFound("You own no schema with the tables of agentgit. Run this with the role of their owner.")
     elif not names:
         yield nullcontext()
     exit_codes: list[int] = []

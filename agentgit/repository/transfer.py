@@ -170,6 +170,8 @@ def _open_source(path: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
         with file, _make_rereadable(file) as stream:
             yield stream
         return
+    if not isinstance(path.read(0), bytes):
+        raise InvalidInput("This file is open as text. Open it in binary mode.")
     with _make_rereadable(path, always=True) as stream:
         yield stream
 

@@ -8,7 +8,7 @@ import pickle
 import re
 from collections.abc import Callable
 from hashlib import shake_256
-from io import BytesIO
+from io import BytesIO, StringIO
 
 import backend
 import ormsgpack
@@ -410,6 +410,12 @@ KINDS = {
 @pytest.mark.parametrize("data", [b"", b"\n", b"{}\n", b"notes\n", b"\x89PNG\r\n\x1a\n", b"PK\3\4", b"\x80\4K\1."])
 def test_a_file_that_is_not_an_export_is_refused(target, data):
     assert "not an agentgit export" in str(refusal(target, data, InvalidInput))
+
+
+def test_a_file_that_is_open_as_text_is_refused(exports, target):
+    repo, workspace = target
+    with pytest.raises(InvalidInput, match="binary mode"):
+        repo.import_(StringIO(exports(a_session).decode()), workspace=workspace)
 
 
 @pytest.mark.parametrize("other", [0, FORMAT + 1, str(FORMAT), None])

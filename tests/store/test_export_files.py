@@ -230,8 +230,12 @@ ODD = {
     "Icon\r": "has control characters",
     "a\nb": "has control characters",
     ".GIT": "is in a git repository",
-    "con.txt": "is a device or another path on some systems",
-    "aux.py": "is a device or another path on some systems",
+    "con.txt": "is a device, another path or no path on some systems",
+    "aux.py": "is a device, another path or no path on some systems",
+    "a?b": "is a device, another path or no path on some systems",
+    "a|b": "is a device, another path or no path on some systems",
+    "b ": "is a device, another path or no path on some systems",
+    "b.": "is a device, another path or no path on some systems",
     "A.TXT": "is the same as 'a.txt' on some systems",
     "out": "is a link that may lead out of the workspace",
     "s": "has a setuid, setgid or sticky bit",
@@ -452,7 +456,7 @@ def test_the_command_line_exports_and_imports_files_and_names_what_it_omits(desk
     said = run("export", "s", "x", "--files", "--db", "a.db")
     assert "2 snapshots of 1 file\n" in said
     assert "\x1b[2J" not in said
-    assert "left out: aux.py is a device or another path on some systems" in said
+    assert "left out: aux.py is a device, another path or no path on some systems" in said
     assert "[2Jb has control characters" in said
     left = run("import", "x", "--db", "b.db").splitlines()
     assert left[1] == "  2 snapshots left out: no workspace was given to restore them into"

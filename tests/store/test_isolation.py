@@ -135,6 +135,8 @@ def test_a_tenant_is_made_and_kept_up_on_the_command_line(empty_server):
             kept_up = agentgit_db(*words, "--all-schemas")
             assert (kept_up.code != 0, "9999" in kept_up.err, "beta:\n" in kept_up.out) == (True, True, True), words
         postgres_databases.run(first, f"UPDATE agentgit_version SET version_num = '{schema.REVISION}'")  # noqa: S608  # ours
+        tenant = empty_server.set(username=role).render_as_string(hide_password=False)
+        assert "You own no schema" in run("gc", "--all-schemas", "--db", tenant).err
         missing = agentgit_db("db", "check", "--schema", "gamma")
         assert (missing.code != 0, "agentgit db grant" in missing.err) == (True, True)
         with closing(Database(empty_server)) as database:
@@ -147,6 +149,8 @@ def test_a_tenant_is_made_and_kept_up_on_the_command_line(empty_server):
                 (("x", "a\0b"), InvalidInput, "printable"),
                 (("$user", other), InvalidInput, "own"),
                 (("pg_x", other), InvalidInput, "own"),
+                (("x", "public"), InvalidInput, "own"),
+                (("x", "none"), InvalidInput, "own"),
                 (("beta", empty_server.username), NotAllowed, "superuser"),
             ):
                 with pytest.raises(error, match=said):

@@ -168,7 +168,12 @@ def test_what_cannot_be_redacted_is_refused(repo, tmp_path):
     agent = repo.wrap(graph(), "s", effects=EFFECTS)
     agent.run(PROMPT)
     target = tmp_path / "s.jsonl"
-    for wrong in ({"redact": "secrets"}, {"redact": True, "files": True}, {"redact": lambda text: None}):
+    for wrong in (
+        {"redact": "secrets"},
+        {"redact": True, "files": True},
+        {"redact": lambda text: None},
+        {"redact": lambda text: f"{text}\ud800"},
+    ):
         with pytest.raises(InvalidInput):
             agent.session.export(target, **wrong)
     with pytest.raises(ZeroDivisionError):

@@ -43,6 +43,8 @@ _OWN_SCHEMAS = text(
 )
 """A superuser must not run what stands in the schema of somebody else."""
 
+RESERVED_NAMES = {"schema": ("$user", "information_schema"), "role": ("public", "none")}
+
 MAX_NAME = 63
 """The maximum length of a name on PostgreSQL in bytes. It cuts longer ones, so that two could become one."""
 
@@ -170,7 +172,7 @@ def grant(database: Database, schema_name: str, role: str) -> int:
     if database.is_sqlite:
         raise InvalidInput("SQLite has no roles: anyone who can write the file can do everything in it.")
     for kind, name in (("schema", schema_name), ("role", role)):
-        is_reserved = name.startswith("pg_") or name in ("$user", "information_schema")
+        is_reserved = name.startswith("pg_") or name in RESERVED_NAMES[kind]
         if is_reserved or not 0 < len(name.encode(errors="replace")) <= MAX_NAME or not name.isprintable():
             raise InvalidInput(
                 f"The name of a {kind} has 1 to {MAX_NAME} printable bytes, and is not PostgreSQL's own: {name!r}"

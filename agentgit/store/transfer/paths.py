@@ -16,7 +16,9 @@ DEVICE_NAMES = {"con", "prn", "aux", "nul", "conin$", "conout$"} | {
 }
 """The names that Windows treats as devices, with any extension."""
 
-ELSEWHERE = "is a device or another path on some systems"
+NOT_ON_WINDOWS = frozenset('\\:*?"<>|')
+
+ELSEWHERE = "is a device, another path or no path on some systems"
 
 REPOSITORY_NAMES = (".git", "git~1")
 
@@ -116,8 +118,10 @@ def name_problem(name: str) -> str:
 
 
 def _is_elsewhere(name: str) -> bool:
-    """Return whether Windows takes a name for a device, a path of several names, a drive, or a stream of a file."""
-    return _normalize_name(name).partition(".")[0].rstrip() in DEVICE_NAMES or "\\" in name or ":" in name
+    """Return whether Windows has no such name, or takes it for another one, a device, a drive or a stream of a file."""
+    is_device = _normalize_name(name).partition(".")[0].rstrip() in DEVICE_NAMES
+    is_cut = name.rstrip(" .") != name and name not in (".", "..")
+    return is_device or is_cut or not NOT_ON_WINDOWS.isdisjoint(name)
 
 
 def _normalize_name(name: str) -> str:

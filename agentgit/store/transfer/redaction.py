@@ -112,9 +112,9 @@ class Secrets:
         if pattern is not None and new == text:
             new = pattern.sub(lambda match: self._placeholders[match[0]], text)
         if self._function is not None:
-            new = self._function(new)
-            if not isinstance(new, str):
-                raise InvalidInput(f"The redact function must return a string, not {new!r}.")
+            given, new = new, self._function(new)
+            if new != given and not _is_valid(new):
+                raise InvalidInput(f"The redact function must return a string of valid Unicode, not {new!r}.")
         return new
 
     def redacted(self, value: Any, *, is_secret: bool = False) -> Any:
@@ -171,6 +171,10 @@ class Secrets:
             kept = 0 if code == DELTA else 2
             payload = _write_msgpack([*content[:kept], *map(self.redacted, content[kept:])])
         return ormsgpack.Ext(code, payload)
+
+
+def _is_valid(text: Any) -> bool:
+    return isinstance(text, str) and not any("\ud800" <= character <= "\udfff" for character in text)
 
 
 def _is_secret(name: str) -> bool:
