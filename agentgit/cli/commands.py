@@ -127,7 +127,8 @@ HEADINGS: Mapping[str, Mapping[str, Entry]] = {
         "retention": Entry("maintenance", "Show or set which checkpoints a session keeps."),
         "gc": Entry("maintenance", "Delete data that nothing needs any more, and free its space."),
         "fsck": Entry(
-            "maintenance", "Check the integrity of everything that is stored, or of one session; nothing is changed."
+            "maintenance",
+            "Check the integrity of the database, or of one session; no file is read, nothing is changed.",
         ),
         "delete": Entry("maintenance", "Erase a session and its trail permanently."),
         "audit": Entry("events", "List events that belong to no session: users, keys, refusals; for admins."),

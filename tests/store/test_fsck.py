@@ -311,6 +311,14 @@ def test_a_check_of_one_session_finds_its_damage_and_no_other(lived):
         lived.maintenance.fsck(session="none")
 
 
+def test_a_step_that_belongs_to_another_session_than_its_branch_is_found_in_a_check_of_the_session(lived):
+    other, branch = lived.session("beside", create=True), lived.session("s").branches()[0]
+    thread = lived.context.read(lambda c: c.execute(text(f"SELECT thread_id FROM {B} WHERE id = {branch.id}")).scalar())  # noqa: S608  # ours
+    damage(lived, f"UPDATE {G} SET external_session_id = {other.id} WHERE thread_id = '{thread}'")  # noqa: S608  # ours
+    found = lived.maintenance.fsck(1, session="s").findings
+    assert any("belongs to another session" in one.what for one in found)
+
+
 def test_a_reference_to_a_row_of_another_session_is_found(repo, world, tmp_path):
     for name in ("s", "beside"):
         graph = tool_node_graph(obedient(), world.tools())

@@ -150,6 +150,6 @@ def _check_owners(transaction: Reading, report: FsckReport) -> None:
     for table in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         c = table.c
         is_own = BRANCH.c.thread_id == c.thread_id
-        query = checked(report, c.thread_id, c.ns, c.checkpoint_id).distinct().join_from(table, BRANCH, is_own)
+        query = checked(report, BRANCH.c.thread_id, c.ns, c.checkpoint_id).distinct().join_from(BRANCH, table, is_own)
         for key in transaction.execute(query.where(c.external_session_id != BRANCH.c.external_session_id)).all():
             report.add(f"{table.name} {'/'.join(key)}", "it belongs to another session than its branch", RESTORE)
