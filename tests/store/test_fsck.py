@@ -181,9 +181,9 @@ DAMAGES = {
         "WHERE g.thread_id = graph_checkpoint.thread_id AND g.ns = graph_checkpoint.ns)", G, "saved after it",
     ),
     "the head's thread was emptied": (
-        3,
+        1,
         "DELETE FROM graph_checkpoint WHERE thread_id = (SELECT thread_id FROM internal_session WHERE name = 'main-2')",
-        B, "is empty",
+        P, "its graph checkpoint",
     ),
 }  # fmt: skip
 """Each damage, with the level that finds it, the statement, and the row and text of the finding."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from typing import Any
 
 from sqlalchemy import Table, select
@@ -50,6 +50,12 @@ class FsckReport:
     def add_unreadable(self, row: str, error: Exception) -> None:
         text = error.message if isinstance(error, AgentGitError) else str(error)
         self.add(row, f"it cannot be read: {text.rstrip('.') or type(error).__name__}", RESTORE)
+
+    def add_missing(self, row: str, part: str, hashes: Iterable[bytes], stored: Set[bytes]) -> None:
+        """Add a finding if values that a row refers to are not stored. `part` is what they are of it."""
+        if missing := {*hashes} - stored:
+            others = f", and so are {len(missing) - 1} others" if len(missing) > 1 else ""
+            self.add(row, f"{part} {min(missing).hex()} is missing{others}", RESTORE)
 
     def advance(self, count: int) -> None:
         self.objects += count

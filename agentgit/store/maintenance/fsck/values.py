@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import struct
 from collections import defaultdict
-from collections.abc import Collection, Container, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable
+from functools import partial
 from typing import Any, TypeAlias
 
 from sqlalchemy import ColumnElement, case, func, or_
 
-from agentgit.errors import Corrupt, KeyMissing
 from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, checked, read_raw_rows
 from agentgit.store.objects.blobs import FULL, RECORD, Blobs, base_hash, link_of, unpack
 from agentgit.store.objects.content import verify_lists
@@ -33,9 +31,8 @@ def check_values(transaction: Reading, store: Store, report: FsckReport) -> Stor
             stored_hashes[session_id].add(key)
     checks: dict[int, _ValueCheck] = {}
     data: ColumnElement[Any] = BLOB.c.data
-    seal = transaction.seal
     # Without hashes, only values that refer to others are read; if the database is encrypted all, to decrypt them.
-    if not report.with_hashes and seal is None:
+    if not report.with_hashes and transaction.seal is None:
         has_references = or_(BLOB.c.type == LIST, BLOB.c.type == RECORD, BLOB.c.codec == CHUNKED)
         data = case((has_references, data), else_=func.substr(data, 1, 0))
     columns = (BLOB.c.external_session_id, BLOB.c.hash, BLOB.c.type, BLOB.c.codec, BLOB.c.size, data.label("held"))
@@ -45,10 +42,7 @@ def check_values(transaction: Reading, store: Store, report: FsckReport) -> Stor
             blobs = store.graphs.blobs.of(session_id)
             checks[session_id] = _ValueCheck(transaction, blobs, stored_hashes[session_id], report)
         check = checks[session_id]
-        with check.reporting_errors(key):
-            check.check_value(
-                key, type_, codec, size, stored_data if type_ == LIST else decode_value(seal, "blob.data", stored_data)
-            )
+        report.attempt(check.name(key), partial(check.check_value, key, type_, codec, size, stored_data))
     for check in checks.values() if report.with_hashes else ():
         check.check_lists()
     return stored_hashes
@@ -62,33 +56,16 @@ class _ValueCheck:
         self._lists: dict[bytes, bytes] = {}
         """The stored lists, by hash. `check_lists` compares their hashes after all rows were read."""
 
-    @contextmanager
-    def reporting_errors(self, key: bytes) -> Iterator[None]:
-        """Report a value that cannot be decrypted or read, and continue with the next."""
-        try:
-            yield
-        except (KeyMissing, Corrupt) as error:
-            self._add_finding(key, error.message.rstrip("."))
-        except (ValueError, TypeError, LookupError, ArithmeticError, struct.error) as error:
-            self._add_finding(key, f"it cannot be read ({error})")
-
-    def check_value(self, key: bytes, type_: str, codec: int, size: int, data: bytes) -> None:
+    def check_value(self, key: bytes, type_: str, codec: int, size: int, stored: bytes) -> None:
         if type_ == LIST:
-            self._check_list(key, codec, size, data)
-        elif codec == CHUNKED and type_ != CHUNK:
+            self._check_list(key, codec, size, stored)
+            return
+        data = decode_value(self.transaction.seal, "blob.data", stored)
+        if codec == CHUNKED and type_ != CHUNK:
             self._check_references(key, split_hashes(data), "its chunk")
-            self._check_hash(key, type_, codec, size, data)
-        elif self.with_hashes or type_ == RECORD:
-            self._check_hash(key, type_, codec, size, data)
-
-    def _check_hash(self, key: bytes, type_: str, codec: int, size: int, data: bytes) -> None:
         if not self.with_hashes and type_ != RECORD:
             return
-        try:
-            value = self.blobs.checked(self.transaction, key, type_, codec, data).data
-        except Corrupt as error:
-            self._add_finding(key, getattr(error, "problem", error.message.rstrip(".")))
-            return
+        value = self.blobs.checked(self.transaction, key, type_, codec, data).data
         if len(value) != size:
             self._add_finding(key, f"its recorded size is {size} bytes, but it has {len(value)}")
         if type_ == RECORD:
@@ -105,32 +82,20 @@ class _ValueCheck:
             self._add_finding(key, f"its recorded size is {size} items, but it has {count}")
         if self.with_hashes:
             self._lists[key] = data
-        if link is not None and link.base not in self.stored_hashes:
-            self._add_finding(key, f"the list {link.base.hex()} that it continues is missing")
+        self._check_references(key, [link.base] if link is not None else [], "the list that it continues,")
         self._check_references(key, split_hashes(own_items), "its item")
 
-    def _check_references(self, key: bytes, referenced: Collection[bytes], relation: str) -> None:
-        if not self.stored_hashes.issuperset(referenced):
-            missing = [value_hash for value_hash in referenced if value_hash not in self.stored_hashes]
-            self._add_finding(key, f"{relation} {missing[0].hex()} is missing" + _and_others(len(missing) - 1))
+    def _check_references(self, key: bytes, referenced: Iterable[bytes], relation: str) -> None:
+        self.report.add_missing(self.name(key), relation, referenced, self.stored_hashes)
 
     def _add_finding(self, key: bytes, problem: str) -> None:
-        self.report.add(f"blob {self.blobs.session_id}/{key.hex()}", problem, RESTORE)
+        self.report.add(self.name(key), problem, RESTORE)
+
+    def name(self, key: bytes) -> str:
+        return f"blob {self.blobs.session_id}/{key.hex()}"
 
     def check_lists(self) -> None:
         for verified_list in verify_lists(self.transaction, self.blobs, self._lists):
             base = base_hash(self._lists[verified_list.key]) if verified_list.problem else None
             if verified_list.problem and (base is None or base in self.stored_hashes):  # otherwise already reported
                 self._add_finding(verified_list.key, verified_list.problem)
-
-
-def _and_others(count: int) -> str:
-    return f", and so are {count} others" if count else ""
-
-
-def describe_missing(stored_hashes: Container[bytes], hashes_by_name: Mapping[str, bytes]) -> str:
-    """Describe which of the named values are not stored; return an empty string if all are."""
-    missing = [name for name, key in hashes_by_name.items() if key not in stored_hashes]
-    if not missing:
-        return ""
-    return f"its value {missing[0]!r} ({hashes_by_name[missing[0]].hex()}) is missing" + _and_others(len(missing) - 1)
