@@ -253,7 +253,7 @@ def test_a_killed_collection_changes_nothing(repo, where):
     ("damage", "told"),
     [
         ("UPDATE blob SET data = :junk WHERE type = 'list' AND size > 2", "fsck"),
-        ("UPDATE graph_checkpoint SET channels = :junk", r"graph_checkpoint .* was not collected"),
+        ("UPDATE graph_checkpoint SET channels = :junk", r"graph_checkpoint cannot be read"),
     ],
     ids=["a list", "a step"],
 )

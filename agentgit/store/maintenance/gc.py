@@ -29,10 +29,8 @@ from uuid import UUID
 
 from sqlalchemy import bindparam, delete, exists, func, select, update
 
-from agentgit.errors import Corrupt
-from agentgit.next_steps import Next
 from agentgit.sessions.session import OPEN
-from agentgit.store.objects.blobs import FULL, RECORD, Blobs, base_hash, unpack
+from agentgit.store.objects.blobs import RECORD, Blobs, base_hash, pack_list, unpack
 from agentgit.store.objects.content import verify_lists
 from agentgit.store.objects.packing import CHUNKED, split_hashes
 from agentgit.store.records.json_columns import read_meta
@@ -51,6 +49,7 @@ from agentgit.store.threads.graph_rows import (
     GraphKey,
     parameter_conditions,
     parse_graph_checkpoint,
+    referenced_hashes,
 )
 from agentgit.store.threads.lifecycle import DELTA_COUNTERS, delete_thread, delta_ancestors
 from agentgit.store.threads.staging import IMPORTED_FROM_KEY
@@ -309,14 +308,11 @@ def _find_referenced_hashes(
         for id, thread, checkpoint_id, pending in page:
             if not is_ignored(GraphKey(thread, "", checkpoint_id)):
                 yield from pending_writes.hashes(pending, f"checkpoint {id}")
-    for table, hash_column, parse in (
-        (GRAPH_CHECKPOINT, GRAPH_CHECKPOINT.c.channels, _named_hashes),
-        (GRAPH_WRITE, GRAPH_WRITE.c.value, split_hashes),
-    ):
-        query = CompiledStatement(select(*_key_columns(table), hash_column).where(_is_of_owner(table, blobs)))
-        for *key, data in (row for page in query.pages(transaction) for row in page):
-            if not is_ignored(GraphKey(*key)):
-                yield from _parse_hashes(parse, data, table.name, *key)
+    for table, column in ((GRAPH_CHECKPOINT, GRAPH_CHECKPOINT.c.channels), (GRAPH_WRITE, GRAPH_WRITE.c.value)):
+        query = CompiledStatement(select(*_key_columns(table), column).where(_is_of_owner(table, blobs)))
+        for row in (row for page in query.pages(transaction) for row in page):
+            if not is_ignored(GraphKey(row.thread_id, row.ns, row.checkpoint_id)):
+                yield from referenced_hashes(row._asdict())
 
 
 _WITH_PENDING_WRITES = CompiledStatement(
@@ -331,30 +327,17 @@ _WITH_PENDING_WRITES = CompiledStatement(
 """The query for the checkpoints that keep pending writes."""
 
 
-def _named_hashes(data: bytes) -> Iterable[bytes]:
-    return unpack(data).values()
-
-
-def _parse_hashes(parse: Callable[[bytes], Iterable[bytes]], data: bytes, table: str, *key: str) -> Iterable[bytes]:
-    """Return the hashes in the bytes of a row, or raise an error that names the row."""
-    try:
-        return parse(data)
-    except ValueError as error:
-        row = f"{table} {'/'.join(key)}"
-        raise Corrupt(f"{row} is damaged, so its session was not collected.", Next("fsck"), row=row) from error
-
-
 def _load_record_parts(transaction: Reading, blobs: Blobs, live: Container[bytes]) -> Iterator[bytes]:
     """Yield the hashes of the values that the live records consist of."""
     query = select(BLOB.c.hash).where(_is_of_owner(BLOB, blobs), BLOB.c.type == RECORD)
     records = [key for (key,) in transaction.execute(query) if key in live]
     for part in slices(records):
-        for key, value in blobs.get_many(transaction, part).items():
-            yield from _parse_hashes(_named_hashes, value.data, BLOB.name, key.hex())
+        for value in blobs.get_many(transaction, part).values():
+            yield from unpack(value.data).values()
 
 
 def _write_in_full(transaction: Writing, blobs: Blobs, key: bytes) -> None:
-    data = FULL + b"".join(blobs.item_hashes(transaction, key))
+    data = pack_list(None, 0, blobs.item_hashes(transaction, key))
     transaction.execute(update(BLOB).where(_is_of_owner(BLOB, blobs), BLOB.c.hash == key).values(data=PlainBytes(data)))
 
 

@@ -61,6 +61,17 @@ def ancestors(transaction: Reading, start: GraphCheckpoint) -> Iterator[GraphChe
             return
 
 
+def ancestors_with(
+    transaction: Reading, start: GraphCheckpoint, channels: AbstractSet[str]
+) -> Iterator[GraphCheckpoint]:
+    """Yield the ancestors of a graph checkpoint until each of some channels had its value in one of them."""
+    for ancestor in ancestors(transaction, start) if channels else ():
+        yield ancestor
+        channels = channels - ancestor.channels.keys()
+        if not channels:
+            return
+
+
 def _ancestors_query() -> Any:
     first = cast(bindparam("first"), String)
     walk = select(first.label("id"), literal(1, Integer).label("distance")).cte("walk", recursive=True)
@@ -187,15 +198,9 @@ class DeltaValueStore:
         self, transaction: Reading, start: GraphCheckpoint, channels: Sequence[str]
     ) -> tuple[dict[str, list[PendingWrite]], dict[str, GraphCheckpoint]]:
         """Read the writes on earlier checkpoints that make up the delta values of channels."""
-        missing_channels, chain, chain_lengths = set(channels), list[GraphCheckpoint](), dict[str, int]()
-        seeds: dict[str, GraphCheckpoint] = {}
-        for ancestor in ancestors(transaction, start) if missing_channels else ():
-            chain.append(ancestor)
-            for name in missing_channels & ancestor.channels.keys():
-                seeds[name], chain_lengths[name] = ancestor, len(chain)
-            missing_channels -= ancestor.channels.keys()
-            if not missing_channels:
-                break
+        chain = [*ancestors_with(transaction, start, {*channels})]
+        seeds = {name: one for one in reversed(chain) for name in channels if name in one.channels}
+        chain_lengths = {name: chain.index(one) + 1 for name, one in seeds.items()}
         rows = [
             row
             for ids in slices([ancestor.key.checkpoint_id for ancestor in chain], ANCESTORS_PER_QUERY)

@@ -34,7 +34,7 @@ from agentgit.store.threads.graph_rows import (
     INTERRUPT,
     KEY_COLUMNS,
     MODEL_CALLS,
-    NAMESPACE_COLUMNS,
+    NEWEST,
     ONE,
     RESUME,
     WRITES,
@@ -128,11 +128,6 @@ _MEMORY_CHECKPOINTS = CompiledStatement(
     .where(*_THREAD_CONDITIONS, _is_memory(GRAPH_CHECKPOINT))
     .group_by(GRAPH_CHECKPOINT.c.ns, GRAPH_CHECKPOINT.c.root_id, _root.c.seq)
 )
-_LAST_SEQ = CompiledStatement(
-    select(func.max(GRAPH_CHECKPOINT.c.seq).label("seq")).where(
-        *parameter_conditions(GRAPH_CHECKPOINT, *NAMESPACE_COLUMNS)
-    )
-)
 _ADD_CHECKPOINTS, _ADD_WRITES = (
     CompiledStatement(insert(GRAPH_CHECKPOINT)),
     CompiledStatement(insert(GRAPH_WRITE)),
@@ -164,8 +159,8 @@ class _RowCollector:
             return recorded.rows(row.external_session_id, row.thread_id)
         if not row.ns or not has_memory(row.ns):
             return []
-        last = _LAST_SEQ.all(self.transaction, {"thread_id": self.graph_key.thread, "ns": row.ns})[0].seq
-        return select_writes(self._load_writes(row), superseded=last != row.seq)
+        last = NEWEST.first(self.transaction, {"thread_id": self.graph_key.thread, "ns": row.ns})
+        return select_writes(self._load_writes(row), superseded=last is None or last.seq != row.seq)
 
     def subgraph_rows(self) -> Iterable[Row[Any]]:
         """Find the subgraph checkpoints to copy with the forked checkpoint, one per namespace."""

@@ -29,7 +29,7 @@ from agentgit.errors import Corrupt
 from agentgit.sessions.session import IMPORTED
 from agentgit.store.objects.blobs import Leaf, compact, unpack
 from agentgit.store.objects.content import Body, Encoded
-from agentgit.store.objects.packing import HASH_BYTES
+from agentgit.store.objects.packing import HASH_BYTES, split_hashes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.driver_errors import unreadable_row
 from agentgit.store.sql.rows import insert_missing
@@ -299,6 +299,16 @@ def parse_pending_writes(rows: Iterable[Any]) -> list[PendingWrite]:
     # Sorted here, because databases differ in how they collate text.
     sorted_rows = sorted(rows, key=lambda row: (row.task_path, row.task_id, row.idx))
     return [parse_write(row) for row in sorted_rows if row.channel not in (ASKED, MODEL_CALLS)]
+
+
+def referenced_hashes(row: Mapping[str, Any]) -> Iterable[bytes]:
+    """Return the hashes of the values that a graph checkpoint or a write refers to."""
+    if "channels" not in row:
+        return split_hashes(row["value"])
+    try:
+        return unpack(row["channels"]).values()
+    except ValueError as error:
+        raise unreadable_row("graph_checkpoint", "/".join(row[name] for name in KEY_COLUMNS)) from error
 
 
 def parse_write(row: Any) -> PendingWrite:

@@ -9,26 +9,20 @@ from sqlalchemy import and_, column, delete, distinct, exists, func, inspect, se
 
 from agentgit.errors import Conflict
 from agentgit.store.sql.batch import slices
-from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.rows import copy_rows
 from agentgit.store.sql.tables import GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.threads.delta_values import ancestors
-from agentgit.store.threads.graph_rows import KEY_COLUMNS, GraphCheckpoint, parameter_conditions, parse_graph_checkpoint
-from agentgit.store.threads.owners import SESSION_THREAD_PREFIX
+from agentgit.store.threads.delta_values import ancestors_with
+from agentgit.store.threads.graph_rows import KEY_COLUMNS, GraphCheckpoint, parse_graph_checkpoint
+from agentgit.store.threads.owners import OWNER_OF_ROWS, SESSION_THREAD_PREFIX
 
 DELTA_COUNTERS = "counters_since_delta_snapshot"
 """LangGraph's metadata key with the channels whose value is spread over the writes of earlier checkpoints."""
 
 
-_ANY_CHECKPOINT = CompiledStatement(
-    select(GRAPH_CHECKPOINT.c.seq).where(*parameter_conditions(GRAPH_CHECKPOINT, "thread_id")).limit(1)
-)
-
-
 def copy(transaction: Writing, source: str, target: str, owner: int) -> None:
     """Copy the rows of a whole thread into a new one. An empty source is a no-op."""
-    if _ANY_CHECKPOINT.first(transaction, {"thread_id": target}) is not None:
+    if OWNER_OF_ROWS.first(transaction, {"thread_id": target}) is not None:
         raise Conflict(f"Thread {target!r} already has checkpoints. Copy into a new thread, or delete this one first.")
     for rows in (GRAPH_CHECKPOINT, GRAPH_WRITE):
         copy_rows(transaction, rows, rows.c.thread_id == source, thread_id=target, external_session_id=owner)
@@ -79,14 +73,7 @@ def prune(transaction: Writing, thread: str) -> None:
 
 def delta_ancestors(transaction: Reading, start: GraphCheckpoint) -> list[GraphCheckpoint]:
     """List the ancestors whose writes hold parts of a checkpoint's values (LangGraph's DeltaChannel), nearest first."""
-    missing_channels = set(start.meta.get(DELTA_COUNTERS) or {}) - start.channels.keys()
-    chain: list[GraphCheckpoint] = []
-    for ancestor in ancestors(transaction, start) if missing_channels else ():
-        chain.append(ancestor)
-        missing_channels -= ancestor.channels.keys()
-        if not missing_channels:
-            break
-    return chain
+    return [*ancestors_with(transaction, start, {*(start.meta.get(DELTA_COUNTERS) or ())} - start.channels.keys())]
 
 
 def _delete_checkpoints(transaction: Writing, condition: Any) -> None:

@@ -12,14 +12,13 @@ from typing import Any
 
 from sqlalchemy import not_, select, union
 
-from agentgit.store.objects.blobs import FAMILY_LOCKS, BlobStore, family_of, unpack
+from agentgit.store.objects.blobs import FAMILY_LOCKS, BlobStore, family_of
 from agentgit.store.objects.lru import LRUCache
-from agentgit.store.objects.packing import split_hashes
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.rows import update_rows
 from agentgit.store.sql.tables import BLOB, BRANCH, GRAPH_CHECKPOINT, GRAPH_WRITE
 from agentgit.store.sql.transaction import Reading, Writing
-from agentgit.store.threads.graph_rows import parameter_conditions
+from agentgit.store.threads.graph_rows import parameter_conditions, referenced_hashes
 
 SESSION_THREAD_PREFIX = "agentgit-"
 """The prefix of the ids of threads that belong to sessions."""
@@ -49,7 +48,7 @@ class ThreadOwners:
         owner = self._known.get(thread)
         if owner is None:
             key = {"thread_id": thread}
-            row = _OWNER_OF_ROWS.first(transaction, key)
+            row = OWNER_OF_ROWS.first(transaction, key)
             if row is None and thread.startswith(SESSION_THREAD_PREFIX):
                 row = _SESSION_OF_BRANCH.first(transaction, key)
             owner = row.external_session_id if row is not None else family_of(thread)
@@ -60,8 +59,7 @@ class ThreadOwners:
 def copy_values(transaction: Writing, blobs: BlobStore, rows: Iterable[Mapping[str, Any]], owner: int) -> None:
     hashes_by_owner: dict[int, set[bytes]] = defaultdict(set)
     for row in rows:
-        hashes = unpack(row["channels"]).values() if "channels" in row else split_hashes(row["value"])
-        hashes_by_owner[row["external_session_id"]].update(hashes)
+        hashes_by_owner[row["external_session_id"]].update(referenced_hashes(row))
     hashes_by_owner.pop(owner, None)
     for source in sorted(hashes_by_owner):
         blobs.of(source).protect(transaction)
@@ -92,6 +90,6 @@ def list_owners(transaction: Reading) -> list[int]:
 _SESSION_OF_BRANCH = CompiledStatement(
     select(BRANCH.c.external_session_id).where(*parameter_conditions(BRANCH, "thread_id"))
 )
-_OWNER_OF_ROWS = CompiledStatement(
+OWNER_OF_ROWS = CompiledStatement(
     select(GRAPH_CHECKPOINT.c.external_session_id).where(*parameter_conditions(GRAPH_CHECKPOINT, "thread_id")).limit(1)
 )

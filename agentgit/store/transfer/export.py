@@ -12,16 +12,17 @@ from typing import Any, NamedTuple, Protocol
 
 from sqlalchemy import Table, case, null, select
 
-from agentgit.store.objects.blobs import RECORD, Blobs, Leaf, link_of, unpack
+from agentgit.store.objects.blobs import RECORD, Blobs, Leaf, link_of, own_items, unpack
 from agentgit.store.objects.content import verify_lists
-from agentgit.store.objects.packing import CHUNK, CHUNK_BYTES, cut, split_hashes
+from agentgit.store.objects.packing import CHUNK, CHUNK_BYTES, cut
 from agentgit.store.records.json_shapes import encode_bytes
 from agentgit.store.sql import tables as t
 from agentgit.store.sql.batch import slices
 from agentgit.store.sql.transaction import Reading
 from agentgit.store.store import Store
 from agentgit.store.threads import pending_writes
-from agentgit.store.transfer.forms import ListItems, encode_row, unreadable
+from agentgit.store.threads.graph_rows import referenced_hashes
+from agentgit.store.transfer.forms import ListItems, encode_row
 from agentgit.store.transfer.selection import Rows, Selection
 from agentgit.values import as_object
 
@@ -104,13 +105,11 @@ def export(
 
 
 def _referenced_hashes(selection: Selection) -> set[bytes]:
-    hashes = {key for row in selection.writes() for key in split_hashes(row["value"])}
-    with closing(selection.states()) as states:
-        for row in states:
-            try:
-                hashes.update(unpack(row["channels"]).values())
-            except ValueError as error:
-                raise unreadable(t.GRAPH_CHECKPOINT, row) from error
+    hashes: set[bytes] = set()
+    for rows in (selection.writes(), selection.states()):
+        with closing(rows):  # before its connection, also if a row cannot be read
+            for row in rows:
+                hashes.update(referenced_hashes(row))
     for row in selection.points():
         hashes.update(pending_writes.hashes(row["pending"], f"checkpoint {row['id']}"))
     return hashes
@@ -168,10 +167,7 @@ class _Values:
         while link is not None and link.base not in self._lists:
             link = link_of(chain[link.base])
             keep = min(keep, link.kept_count) if link is not None else 0
-        if link is first:
-            items = split_hashes(first.new_hashes if first is not None else chain[key][1:])
-        else:
-            items = list(self.blobs.item_hashes(self.transaction, key)[keep:])
+        items = own_items(chain[key]) if link is first else [*self.blobs.item_hashes(self.transaction, key)[keep:]]
         return ListItems(link.base if link is not None else None, keep, items)
 
     def _leaves(self, hashes: Iterable[bytes]) -> Iterator[Leaf]:

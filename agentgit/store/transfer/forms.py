@@ -312,7 +312,7 @@ def encode_row(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
     try:
         record |= {column.name: _encode(column, row[column.name]) for column in travelling(table)}
     except (*UNREADABLE, Corrupt) as error:
-        raise unreadable(table, row) from error
+        raise unreadable_row(table.name, "/".join(str(row[column.name]) for column in table.primary_key)) from error
     if table is t.TOOL_INVOCATION:
         record["made_on"] = row["made_on"] or row["internal_session_id"]
         record["status"] = EXPORTED_STATUS.get(row["status"], row["status"])
@@ -320,10 +320,6 @@ def encode_row(table: Table, row: Mapping[str, Any]) -> dict[str, Any]:
         record["request"] = {"accepted": [], **record["request"]}
         record["report"] = ({} if row["kind"] == RERUN else {group: [] for group in GROUPS}) | record["report"]
     return record
-
-
-def unreadable(table: Table, row: Mapping[str, Any]) -> Corrupt:
-    return unreadable_row(table.name, "/".join(str(row[column.name]) for column in table.primary_key))
 
 
 def _encode(column: Column[Any], value: Any) -> Any:

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 from sqlalchemy import ColumnElement, case, func, or_
 
 from agentgit.store.maintenance.fsck.reading import RESTORE, FsckReport, checked, read_raw_rows
-from agentgit.store.objects.blobs import FULL, RECORD, Blobs, base_hash, link_of, unpack
+from agentgit.store.objects.blobs import FULL, RECORD, Blobs, base_hash, link_of, own_items, unpack
 from agentgit.store.objects.content import verify_lists
 from agentgit.store.objects.packing import CHUNK, CHUNKED, HASH_BYTES, RAW, split_hashes
 from agentgit.store.sql.compiled_statement import CompiledStatement
@@ -73,17 +73,17 @@ class _ValueCheck:
 
     def _check_list(self, key: bytes, codec: int, size: int, data: bytes) -> None:
         link = link_of(data)
-        own_items = link.new_hashes if link is not None else data[1:]
-        if (link is None and data[:1] != FULL) or len(own_items) % HASH_BYTES or codec != RAW:
+        items = own_items(data)
+        if (link is None and data[:1] != FULL) or len(b"".join(items)) % HASH_BYTES or codec != RAW:
             self._add_finding(key, "it is not a list of hashes")
             return
-        count = len(own_items) // HASH_BYTES + (link.kept_count if link is not None else 0)
+        count = len(items) + (link.kept_count if link is not None else 0)
         if count != size:
             self._add_finding(key, f"its recorded size is {size} items, but it has {count}")
         if self.with_hashes:
             self._lists[key] = data
         self._check_references(key, [link.base] if link is not None else [], "the list that it continues,")
-        self._check_references(key, split_hashes(own_items), "its item")
+        self._check_references(key, items, "its item")
 
     def _check_references(self, key: bytes, referenced: Iterable[bytes], relation: str) -> None:
         self.report.add_missing(self.name(key), relation, referenced, self.stored_hashes)
