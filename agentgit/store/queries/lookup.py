@@ -238,9 +238,7 @@ class Lookup:
         matches = [row for row in restore_points if row.restore_point == message_id]
         if not matches:
             matches = self._find_by_input_message(transaction, branch, message_id, restore_points)
-        path_ids = self._path_checkpoint_ids(transaction, branch) if len(matches) > 1 else set()
-        on_path = [row for row in matches if row.id in path_ids]
-        return next(reversed(on_path or matches), None)
+        return next(reversed(self._on_path(transaction, branch, matches) or matches), None)
 
     def _find_checkpoints(self, transaction: Reading, branch: StoredRow, condition: Any) -> Sequence[StoredRow]:
         in_session = BRANCH.c.external_session_id == branch.external_session_id
@@ -302,22 +300,22 @@ class Lookup:
     def _find_by_name(self, transaction: Reading, branch: StoredRow, name: str) -> StoredRow | None:
         """Find a checkpoint by its name: the newest on the path, else the only one elsewhere."""
         matches = self._find_checkpoints(transaction, branch, CHECKPOINT.c.name == name)
-        if not matches:
-            return None
-        path_ids = self._path_checkpoint_ids(transaction, branch) if len(matches) > 1 else set()
-        on_path = [row for row in matches if row.id in path_ids]
-        if on_path or len(matches) == 1:
-            return (on_path or matches)[-1]
+        nearest = self._on_path(transaction, branch, matches)
+        if nearest or not matches:
+            return next(reversed(nearest), None)
         raise Ambiguous(
             f"{name!r} is the name of {len(matches)} checkpoints, none of them on branch {branch.name}.",
             candidates=tuple(f"{row.branch_name}#{row.number}" for row in matches),
         )
 
-    def _path_checkpoint_ids(self, transaction: Reading, branch: StoredRow) -> set[int]:
-        """Return the ids of the checkpoints on the path of a branch, including the branch points."""
+    def _on_path(self, transaction: Reading, branch: StoredRow, rows: Sequence[StoredRow]) -> Sequence[StoredRow]:
+        """Return those of several checkpoints that are on the path of a branch, including the branch points."""
+        if len(rows) < 2:
+            return rows
         lineage = self.store.sessions.lineage(transaction, branch)
-        on_path = {row.id for row in self.store.checkpoints.on_path(transaction, lineage)}
-        return on_path | {segment.branch.branch_point_id for segment in lineage}
+        ids = {row.id for row in self.store.checkpoints.on_path(transaction, lineage)}
+        ids |= {segment.branch.branch_point_id for segment in lineage}
+        return [row for row in rows if row.id in ids]
 
     def _find_by_position(
         self, transaction: Reading, branch: StoredRow, reference: references.Reference

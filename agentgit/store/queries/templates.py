@@ -5,7 +5,6 @@ from __future__ import annotations
 from sqlalchemy import select
 
 from agentgit.errors import Conflict, NotFound
-from agentgit.next_steps import Next
 from agentgit.sessions.session import IMPORTED
 from agentgit.store.records import recorded_calls
 from agentgit.store.records.checkpoints import CheckpointState, Label
@@ -37,8 +36,7 @@ def create_session(
     """Create a session, with a world of its own, whose first branch starts with the state of a checkpoint."""
     # An erasure of the template's session runs before this, or after it and then sees the new session.
     store.sessions.lock(transaction, checkpoint.external_session_id)
-    if not store.checkpoints.find(transaction, CHECKPOINT.c.id == checkpoint.id):
-        raise NotFound(f"Checkpoint {reference} has been deleted.", Next("list_checkpoints"))
+    store.checkpoints.require_exists(transaction, checkpoint, reference)
     require_real(store.sessions.branch(transaction, checkpoint.internal_session_id))
     is_imported = store.sessions.is_imported(transaction, checkpoint.external_session_id)
     session_id = store.sessions.create(transaction, user_id, name, metadata={IMPORTED: True} if is_imported else {})
@@ -110,16 +108,14 @@ def erase_references(store: Store, transaction: Writing, session_id: int) -> Non
 
 def is_fresh(store: Store, transaction: Reading, session_id: int) -> bool:
     """Return whether a session is still at its first checkpoint and has no workspace snapshot yet."""
-    first, *others = store.sessions.branches(transaction, session_id)
-    has_continued = store.snapshots.newest_of_session(transaction, session_id) is not None or bool(others)
-    return not has_continued and store.checkpoints.load(transaction, first.head_id).number == 1
+    has_files = store.snapshots.newest_of_session(transaction, session_id) is not None
+    return not has_files and _only_checkpoint(store, transaction, session_id) is not None
 
 
 def require_calls_pending(store: Store, transaction: Reading, session_id: int, checkpoint: StoredRow) -> StoredRow:
     """Return the first checkpoint of a session whose copied calls have yet to run in its own world."""
-    first, *others = store.sessions.branches(transaction, session_id)
-    first_checkpoint = store.checkpoints.load(transaction, first.head_id)
-    if others or first_checkpoint.number != 1 or first_checkpoint.position != checkpoint.position:
+    first_checkpoint = _only_checkpoint(store, transaction, session_id)
+    if first_checkpoint is None or first_checkpoint.position != checkpoint.position:
         raise Conflict(
             "This session was created from the template without replaying its calls, and is not changed now. "
             "Choose another name, or omit replay to continue this session."
@@ -127,9 +123,16 @@ def require_calls_pending(store: Store, transaction: Reading, session_id: int, c
     return first_checkpoint
 
 
+def _only_checkpoint(store: Store, transaction: Reading, session_id: int) -> StoredRow | None:
+    first, *others = store.sessions.branches(transaction, session_id)
+    head = store.checkpoints.load(transaction, first.head_id)
+    return head if head.number == 1 and not others else None
+
+
 def attach_files(store: Store, transaction: Writing, session_id: int) -> None:
     """Attach the restored files to the first checkpoint of a session, so that a rollback can restore them again."""
     branch = store.sessions.branches(transaction, session_id)[0]
     snapshot_row = store.snapshots.newest_of_branch(transaction, branch)
     if snapshot_row is not None:
-        store.checkpoints.set_workspace_snapshot(transaction, branch.head_id, snapshot_row.id)
+        has_none = CHECKPOINT.c.id == branch.head_id, CHECKPOINT.c.workspace_snapshot_id.is_(None)
+        update_rows(transaction, CHECKPOINT, *has_none, workspace_snapshot_id=snapshot_row.id)

@@ -166,17 +166,6 @@ class CheckpointStore:
             **({"before": row.name, "name": changes["name"]} if "name" in changes else {}),
         )
 
-    def set_workspace_snapshot(self, transaction: Writing, checkpoint_id: int, workspace_snapshot_id: int) -> None:
-        """Set the files of a checkpoint that has none. A template's files are restored after the checkpoint is made."""
-        has_no_snapshot = CHECKPOINT.c.workspace_snapshot_id.is_(None)
-        update_rows(
-            transaction,
-            CHECKPOINT,
-            CHECKPOINT.c.id == checkpoint_id,
-            has_no_snapshot,
-            workspace_snapshot_id=workspace_snapshot_id,
-        )
-
     def require_exists(self, transaction: Reading, checkpoint: StoredRow, label: str) -> None:
         """Check that a checkpoint still exists. The session is locked, so nobody else can delete it any more."""
         if self.find_one(transaction, checkpoint.id) is None:
