@@ -17,6 +17,7 @@ from agentgit.errors import Corrupt
 from agentgit.sessions import ExternalSession
 from agentgit.store.audit.trail import record_event
 from agentgit.store.records.sessions import StoredRow
+from agentgit.store.records.users import is_usable
 from agentgit.store.sql.compiled_statement import CompiledStatement
 from agentgit.store.sql.ids import is_id, new_id
 from agentgit.store.sql.rows import insert_rows, update_rows, value_of
@@ -268,9 +269,7 @@ class MemberStore:
         row = transaction.execute(
             select(SESSION_LINK).where(SESSION_LINK.c.id == link_id).with_for_update().limit(1)
         ).first()
-        if row is None or not is_secret_of(secret, bytes(row.hash)) or row.revoked_at is not None:
-            return None
-        if row.expires_at is not None and row.expires_at <= datetime.now(UTC):
+        if row is None or not is_secret_of(secret, bytes(row.hash)) or not is_usable(row):
             return None
         session_id = int(row.external_session_id)
         if VisibleSessions().owner_id(transaction, session_id) != user_id:

@@ -89,10 +89,10 @@ class UserStore:
         row = _ACCESS_STATUS.first(transaction, parameters)
         if row is None or row.disabled_at is not None:
             return False
-        return principal.key_id is None or (row.key_id is not None and _is_usable(row))
+        return principal.key_id is None or (row.key_id is not None and is_usable(row))
 
 
-def _is_usable(key: Any) -> bool:
+def is_usable(key: Any) -> bool:
     return key.revoked_at is None and (key.expires_at is None or key.expires_at > datetime.now(UTC))
 
 
@@ -160,7 +160,7 @@ class ApiKeyStore:
         """Find the key or the sign-in link with this text; None if there is none, or it is revoked or expired."""
         key_id, secret = parse_token(KEY_PREFIX, text)
         row = self._load_row(transaction, key_id)
-        is_valid = row is not None and is_secret_of(secret, bytes(row.hash)) and _is_usable(row)
+        is_valid = row is not None and is_secret_of(secret, bytes(row.hash)) and is_usable(row)
         return _key_from_row(row) if is_valid else None
 
     def is_use_due(self, key: ApiKey) -> bool:
