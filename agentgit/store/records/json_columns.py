@@ -9,8 +9,8 @@ from agentgit.effects.plan import ANSWER, BLOCK, GONE, KEEP, REDO, REPLAY_MODES,
 from agentgit.effects.report import GROUPS
 from agentgit.errors import Corrupt
 from agentgit.next_steps import Reason
-from agentgit.sessions.rerun import RerunReport
 from agentgit.sessions.session import DONE
+from agentgit.sessions.stats import UsedTokens
 from agentgit.store.records.json_shapes import (
     MAX_COUNT,
     Chosen,
@@ -54,6 +54,12 @@ def _verdict(value: Any) -> Any:
     return value
 
 
+def _used_tokens(value: Any) -> list[int]:
+    if len(is_shaped([number()], value)) > len(UsedTokens._fields):
+        raise ValueError("is not the usage of tokens")
+    return list(value)
+
+
 BRANCH_META = {
     "turns?": number(),
     "exploration?": {
@@ -93,20 +99,14 @@ _RERUN_REPORT = {
     "recorded_turns?": number(), "calls": [_RERUN_CALL],
     "not_made?": [{"id": _CALL, "tool_name": text, "args": named}],
     "unanswered?": [anything], "is_same_state?": flag, "end?": Nullable(word), "seconds?": _figure,
-    "recorded_seconds?": _figure, "cost?": _figure, "recorded_cost?": _figure, "tokens?": {"*": [number()]},
-    "recorded_tokens?": {"*": [number()]}, "model_calls?": number(), "recorded_model_calls?": Nullable(number()),
+    "recorded_seconds?": _figure, "cost?": _figure, "recorded_cost?": _figure, "tokens?": {"*": _used_tokens},
+    "recorded_tokens?": {"*": _used_tokens}, "model_calls?": number(), "recorded_model_calls?": Nullable(number()),
 }  # fmt: skip
 
 
 def report_shape(value: Any) -> Shape:
-    """Return the shape of the report of an operation. That of a rerun must have what its reader needs."""
-    if "calls" not in named(value):
-        return _REPORT
-    try:
-        RerunReport.from_dict(value)
-    except (TypeError, AttributeError) as error:
-        raise ValueError("lacks a field of the report of a rerun, or has a wrong one") from error
-    return _RERUN_REPORT
+    """Return the shape of the report of an operation. Only that of a rerun has calls."""
+    return _RERUN_REPORT if "calls" in named(value) else _REPORT
 
 
 # -- with what does not travel
@@ -134,10 +134,6 @@ _STORED_REPORT = {f"{group}?": [_with_reason(_ITEM, "reason")] for group in GROU
 }  # fmt: skip
 
 
-def _stored_report_shape(value: Any) -> Shape:
-    return report_shape(value) if "calls" in value else _STORED_REPORT
-
-
 def read_meta(branch: Any) -> dict[str, Any]:
     """Return the metadata of a branch."""
     return _read(_STORED_META, "internal_session", branch.id, branch.meta)
@@ -154,7 +150,8 @@ def read_request(operation: Any) -> dict[str, Any]:
 
 
 def read_report(operation: Any) -> dict[str, Any]:
-    return _read(Chosen(_stored_report_shape), "operation", operation.id, operation.report)
+    shape = Chosen(lambda report: _RERUN_REPORT if "calls" in report else _STORED_REPORT)
+    return _read(shape, "operation", operation.id, operation.report)
 
 
 def _read(shape: Shape, table: str, id: int, data: bytes | None) -> dict[str, Any]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import suppress
 from functools import partial
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
@@ -79,13 +78,14 @@ class RowCheck:
         """Read some columns of all rows of a table, and count the rows for the progress."""
         return read_rows(self.transaction, self._select(*columns), self.report)
 
-    def require_json(self, row: str, name: str, data: Any, decode: Callable[[Any], Any] = as_object) -> None:
-        """Check that a value can be decoded as its readers decode it. Does nothing at level 1."""
+    def require_json(self, row: str, name: str, data: Any, decode: Callable[[Any], Any] = as_object) -> Any:
+        """Decode a value as its readers do, or report that this is impossible. Does nothing at level 1."""
         if self.with_hashes and data is not None:
             try:
-                decode(data)
+                return decode(data)
             except Corrupt:
                 self.report.add(row, f"its {name} cannot be read", RESTORE)
+        return None
 
     def check_references(self) -> None:
         """Check that what refers to a row by its id alone refers to one of its own session."""
@@ -166,23 +166,21 @@ class RowCheck:
         query = self._select(c.id, c.effect, c.args, c.result, c.answers)
         for row in read_rows(self.transaction, query, self.report, counted=False) if self.with_hashes else ():
             name = f"tool_invocation {row.id}"
-            self.require_json(name, "args", row.args)
+            args = self.require_json(name, "args", row.args)
             self.require_json(name, "result", row.result, stored_json)
             self.require_json(name, "answers", row.answers)
-            with suppress(Corrupt):  # it is reported
-                if row.effect == MEMORY and not names_item(as_object(row.args)):
-                    self.report.add(name, "it is a write to memory without the item or the value before it", RESTORE)
+            if row.effect == MEMORY and args is not None and not names_item(args):
+                self.report.add(name, "it is a write to memory without the item or the value before it", RESTORE)
 
     def check_operations(self) -> None:
         c = OPERATION.c
         for row in self.read(c.id, c.kind, c.status, c.request, c.report):
             name = f"operation {row.id}"
-            self.require_json(name, "request", row, read_request)
+            request = self.require_json(name, "request", row, read_request) or {}
             self.require_json(name, "report", row, read_report)
-            with suppress(Corrupt):  # it is reported
-                for step in read_request(row)["steps"] if self.with_hashes else ():
-                    if step["invocation"] not in self.call_ids:
-                        self.report.add(name, f"its call {step['invocation']} is missing", RESTORE)
+            for step in request.get("steps", ()):
+                if step["invocation"] not in self.call_ids:
+                    self.report.add(name, f"its call {step['invocation']} is missing", RESTORE)
 
     def check_world(self) -> None:
         """Check that no branch has seen more than happened, and the entries of each call in the log."""
