@@ -25,8 +25,9 @@ from agentgit.store.maintenance import retention as retention_store
 from agentgit.store.maintenance.fsck.check import fsck
 from agentgit.store.maintenance.fsck.reading import HASHES, HEADS, REFERENCES
 from agentgit.store.maintenance.gc import NOTHING_COLLECTED, Collected, collect
-from agentgit.store.maintenance.key_rotation import Rotation
+from agentgit.store.maintenance.key_rotation import rotate
 from agentgit.store.maintenance.statistics import tokens_of_erased_sessions
+from agentgit.store.records.encryption_keys import count_values_by_key
 from agentgit.store.sql.ids import is_id
 from agentgit.store.sql.transaction import Reading, Writing
 from agentgit.store.threads.owners import list_owners
@@ -240,7 +241,7 @@ class Maintenance:
             NotAllowed: You are not an admin.
         """
         self.context.require_admin("encryption_keys")
-        return Rotation(self.context.store.database).count_by_key()
+        return self.context.read(count_values_by_key)
 
     def rotate_keys(self, *, off: bool = False, progress: OnProgress | None = None) -> Rotated:
         """Encrypt all plaintext, and everything that is encrypted with an older key, with the current key.
@@ -263,10 +264,9 @@ class Maintenance:
         seal = self.context.store.database.seal
         if seal is None:
             raise InvalidInput("There are no keys to encrypt with.", Next("give_keys"))
-        rotated = Rotation(self.context.store.database).run(
-            seal, decrypt=off, user_id=self.context.user.id, progress=progress
-        )
-        return replace(rotated, problem=wipe(self.context.store.database))
+        database = self.context.store.database
+        rotated = rotate(database, seal, decrypt=off, user_id=self.context.user.id, progress=progress)
+        return replace(rotated, problem=wipe(database))
 
     agc = async_twin(gc)
     afsck = async_twin(fsck)

@@ -12,7 +12,6 @@ import agentgit
 from agentgit import Keyring, SQLModelSaver
 from agentgit.demo import EFFECTS, build
 from agentgit.errors import Corrupt, InvalidInput, KeyMissing, Unavailable
-from agentgit.store.maintenance.key_rotation import Rotation
 from agentgit.store.objects.blobs import BlobStore, leaf
 from agentgit.store.objects.content import Content
 from agentgit.store.records.encryption_keys import raw_table
@@ -145,7 +144,7 @@ def test_values_of_every_shape_are_read_back(url, keys):
         assert repo.maintenance.fsck(2).findings == ()
         assert (MARK in backend.as_stored(repo)) == (keys is None)
         if keys is not None:
-            assert set(Rotation(backend.database(repo)).count_by_key()) == {"a"}
+            assert set(repo.maintenance.encryption_keys()) == {"a"}
 
 
 async def test_the_saver_and_async_methods_encrypt_values(url, tmp_path):

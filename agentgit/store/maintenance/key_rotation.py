@@ -43,78 +43,76 @@ BATCH_ROWS = 500
 RotationProgress = Callable[[int, int], None]
 
 
-class Rotation:
-    def __init__(self, database: Database) -> None:
-        self.database = database
+def rotate(
+    database: Database, seal: Seal, *, decrypt: bool, user_id: int, progress: RotationProgress | None = None
+) -> Rotated:
+    """Encrypt all values with the current key, and forget keys that no value uses then."""
+    if decrypt:
+        database.write(lambda c: write_proofs(c, seal, is_fully_encrypted=False), durable=True)
+    total, done, changed = _count_rows(database), 0, 0
+    for name in sealed_columns():
+        last_key: tuple[Any, ...] | None = None
+        while rows := _read_page(database, name, last_key):
+            changed += database.write(partial(_reencrypt, seal=seal, name=name, rows=rows, decrypt=decrypt))
+            last_key = tuple(getattr(rows[-1], key.name) for key in raw_table(name).primary_key)
+            done += len(rows)
+            if progress is not None:
+                progress(min(done, total), total)
+    with database.reading() as transaction:
+        counts_by_key = count_values_by_key(transaction)
 
-    def run(self, seal: Seal, *, decrypt: bool, user_id: int, progress: RotationProgress | None = None) -> Rotated:
-        """Encrypt all values with the current key, and forget keys that no value uses then."""
-        if decrypt:
-            self.database.write(lambda c: write_proofs(c, seal, is_fully_encrypted=False), durable=True)
-        total, done, changed = self._count_rows(), 0, 0
-        for name in sealed_columns():
-            last_key: tuple[Any, ...] | None = None
-            while rows := self._read_page(name, last_key):
-                changed += self.database.write(partial(self._reencrypt_rows, seal, name, rows, decrypt))
-                last_key = tuple(getattr(rows[-1], key.name) for key in raw_table(name).primary_key)
-                done += len(rows)
-                if progress is not None:
-                    progress(min(done, total), total)
-        counts_by_key = self.count_by_key()
+    def finish(transaction: Writing) -> None:
+        current_key = None if decrypt else seal.keyring.current
+        for key_name in registered_proofs(transaction):
+            if key_name != current_key and not counts_by_key.get(key_name):
+                unregister_key(transaction, key_name)
+        if current_key is not None and "" not in counts_by_key:
+            write_proofs(transaction, seal, is_fully_encrypted=True)
+        delete_words(transaction)  # the next search adds those that may be stored now
+        record_event(transaction, "keys.rotated", user_id=user_id, key=current_key, values=changed)
 
-        def finish(transaction: Writing) -> None:
-            current_key = None if decrypt else seal.keyring.current
-            for key_name in registered_proofs(transaction):
-                if key_name != current_key and not counts_by_key.get(key_name):
-                    unregister_key(transaction, key_name)
-            if current_key is not None and "" not in counts_by_key:
-                write_proofs(transaction, seal, is_fully_encrypted=True)
-            delete_words(transaction)  # the next search adds those that may be stored now
-            record_event(transaction, "keys.rotated", user_id=user_id, key=current_key, values=changed)
+    database.write(finish, durable=True)
+    return Rotated(changed=changed, keys=counts_by_key)
 
-        self.database.write(finish, durable=True)
-        return Rotated(changed=changed, keys=counts_by_key)
 
-    def count_by_key(self) -> dict[str, int]:
-        """Count the values by the key that encrypts them. Values in clear are under the empty name."""
-        with self.database.reading() as transaction:
-            return count_values_by_key(transaction)
+def _count_rows(database: Database) -> int:
+    with database.reading() as transaction:
+        tables = map(raw_table, sealed_columns())
+        queries = (select(func.count()).select_from(one).where(*encrypted_rows(one)) for one in tables)
+        return sum(int(transaction.execute(query).scalar_one()) for query in queries)
 
-    def _count_rows(self) -> int:
-        with self.database.reading() as transaction:
-            tables = map(raw_table, sealed_columns())
-            queries = (select(func.count()).select_from(one).where(*encrypted_rows(one)) for one in tables)
-            return sum(int(transaction.execute(query).scalar_one()) for query in queries)
 
-    def _read_page(self, name: str, last_key: tuple[Any, ...] | None) -> Sequence[Any]:
-        table = raw_table(name)
-        keys = list(table.primary_key)
-        query = select(*keys, *(table.c[column] for column in sealed_columns()[name])).where(*encrypted_rows(table))
-        if last_key is not None:
-            values = (literal(value, key.type) for key, value in zip(keys, last_key, strict=True))
-            query = query.where(tuple_(*keys) > tuple_(*values))
-        with self.database.reading() as transaction:
-            return transaction.execute(query.order_by(*keys).limit(BATCH_ROWS)).all()
+def _read_page(database: Database, name: str, last_key: tuple[Any, ...] | None) -> Sequence[Any]:
+    table = raw_table(name)
+    keys = list(table.primary_key)
+    query = select(*keys, *(table.c[column] for column in sealed_columns()[name])).where(*encrypted_rows(table))
+    if last_key is not None:
+        values = (literal(value, key.type) for key, value in zip(keys, last_key, strict=True))
+        query = query.where(tuple_(*keys) > tuple_(*values))
+    with database.reading() as transaction:
+        return transaction.execute(query.order_by(*keys).limit(BATCH_ROWS)).all()
 
-    def _reencrypt_rows(self, seal: Seal, name: str, rows: Sequence[Any], decrypt: bool, transaction: Writing) -> int:
-        return sum(self._reencrypt_row(transaction, seal, name, row, decrypt) for row in rows)
 
-    def _reencrypt_row(self, transaction: Writing, seal: Seal, name: str, row: Any, decrypt: bool) -> int:
-        """Re-encrypt the values of a row that need it, unless they have changed since; return the number of changes."""
-        table, changed = raw_table(name), 0
-        key_text = row_key(METADATA.tables[name], row._mapping)
-        row_condition = and_(*(key == getattr(row, key.name) for key in table.primary_key))
-        new_seal, key_name = (None, "") if decrypt else (seal, seal.keyring.current)
-        for column in sealed_columns()[name]:
-            stored, place = getattr(row, column), f"{name}.{column}"
-            if stored is None or key_name_of(stored) == key_name:
-                continue
-            new_value: bytes | str
-            if isinstance(stored, str):
-                new_value = encode_text(new_seal, place, decode_text(seal, place, stored, key_text), key_text)
-            else:
-                value = decode_value(seal, place, bytes(stored), key_text)
-                new_value = bytes(encode_value(new_seal, place, value, key_text))
-            condition = and_(row_condition, table.c[column] == stored)
-            changed += transaction.execute(update(table).where(condition).values({column: new_value})).rowcount
-        return changed
+def _reencrypt(transaction: Writing, seal: Seal, name: str, rows: Sequence[Any], decrypt: bool) -> int:
+    return sum(_reencrypt_row(transaction, seal, name, row, decrypt) for row in rows)
+
+
+def _reencrypt_row(transaction: Writing, seal: Seal, name: str, row: Any, decrypt: bool) -> int:
+    """Re-encrypt the values of a row that need it, unless they have changed since; return the number of changes."""
+    table, changed = raw_table(name), 0
+    key_text = row_key(METADATA.tables[name], row._mapping)
+    row_condition = and_(*(key == getattr(row, key.name) for key in table.primary_key))
+    new_seal, key_name = (None, "") if decrypt else (seal, seal.keyring.current)
+    for column in sealed_columns()[name]:
+        stored, place = getattr(row, column), f"{name}.{column}"
+        if stored is None or key_name_of(stored) == key_name:
+            continue
+        new_value: bytes | str
+        if isinstance(stored, str):
+            new_value = encode_text(new_seal, place, decode_text(seal, place, stored, key_text), key_text)
+        else:
+            value = decode_value(seal, place, bytes(stored), key_text)
+            new_value = bytes(encode_value(new_seal, place, value, key_text))
+        condition = and_(row_condition, table.c[column] == stored)
+        changed += transaction.execute(update(table).where(condition).values({column: new_value})).rowcount
+    return changed

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from sqlalchemy import and_, or_
-
 from agentgit.sessions.messages import from_stored
 from agentgit.store.objects.blobs import shared_prefix
 from agentgit.store.objects.plain_values import show
@@ -172,11 +170,8 @@ class CheckpointComparer:
 
     def find_with_data(self, transaction: Reading, row: StoredRow) -> Sequence[StoredRow]:
         """Read the checkpoints on the path to a checkpoint that have `data`, oldest first."""
-        conditions = [
-            and_(CHECKPOINT.c.internal_session_id == branch_id, CHECKPOINT.c.number <= number)
-            for branch_id, number in self.last_numbers(transaction, row).items()
-        ]
-        return self.store.checkpoints.find(transaction, or_(*conditions), CHECKPOINT.c.data.is_not(None))
+        ends = self.last_numbers(transaction, row)
+        return self.store.checkpoints.up_to(transaction, ends, CHECKPOINT.c.data.is_not(None))
 
 
 def shared(a: Sequence[TrackPart], b: Sequence[TrackPart]) -> int:

@@ -183,10 +183,14 @@ class CheckpointStore:
         return require_row(self.find_one(transaction, checkpoint_id), "checkpoint", checkpoint_id)
 
     def on_path(self, transaction: Reading, path: Sequence[Segment]) -> Sequence[StoredRow]:
+        ends = {one.branch.id: UNBOUNDED if one.last_number is None else one.last_number for one in path}
+        return self.up_to(transaction, ends)
+
+    def up_to(self, transaction: Reading, ends: Mapping[int, int], *conditions: Any) -> Sequence[StoredRow]:
+        """Read the checkpoints of some branches up to a number on each, oldest first."""
         c = CHECKPOINT.c
-        last_numbers = {one.branch.id: UNBOUNDED if one.last_number is None else one.last_number for one in path}
-        parts = [and_(c.internal_session_id == id, c.number <= number) for id, number in last_numbers.items()]
-        return self.find(transaction, or_(*parts))
+        parts = [and_(c.internal_session_id == id, c.number <= number) for id, number in ends.items()]
+        return self.find(transaction, or_(*parts), *conditions)
 
     def delete(self, transaction: Writing, session_id: int, ids: Sequence[int], user_id: int | None = None) -> None:
         """Delete checkpoints of a session. A reference to one of them refuses it."""
