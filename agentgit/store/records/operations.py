@@ -133,7 +133,7 @@ class OperationStore:
         return transaction.execute(query.limit(1)).first()
 
     def of_branch(self, transaction: Reading, branch_id: int) -> Sequence[Row[Any]]:
-        return self.of_branches(transaction, [branch_id])
+        return _OF_BRANCH.all(transaction, {"branch": branch_id})
 
     def of_branches(self, transaction: Reading, branch_ids: Sequence[int]) -> Sequence[Row[Any]]:
         """Read the operations that created these branches or led to them, oldest first."""
@@ -170,6 +170,9 @@ _LOCK_OWNER = CompiledStatement(
     select(OPERATION.c.status, OPERATION.c.owner)
     .where(OPERATION.c.id == bindparam("operation"))
     .with_for_update(key_share=True)  # SQLite has one writer anyway
+)
+_OF_BRANCH = CompiledStatement(
+    select(OPERATION).where(OPERATION.c.internal_session_id == bindparam("branch")).order_by(OPERATION.c.id)
 )
 _LAST_MOVE = CompiledStatement(
     select(func.max(OPERATION.c.id).label("id")).where(
