@@ -70,8 +70,6 @@ class FileChanges:
     """In a plan, a hash of the contents that are to be replaced or deleted: newer ones are not confirmed."""
     now: str = ""
     """The snapshot after a restore that left files as they were."""
-    now_by: str = ""
-    """Who changed the files until then."""
 
     @property
     def is_needed(self) -> bool:

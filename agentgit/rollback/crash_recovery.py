@@ -34,15 +34,12 @@ def owning(store: Store, session_id: int) -> Iterator[str]:
 
 def recover_abandoned(store: Store, transaction: Writing, session_id: int) -> list[int]:
     """Recover the turns and operations that dead processes held in a session. Such an operation becomes `partial`."""
-    branches, operations = (
-        store.sessions.query_running(transaction, session_id),
-        store.operations.query_running(transaction, session_id),
-    )
-    for branch in branches.all():
+    branches, operations = _running(store, transaction, session_id)
+    for branch in branches:
         if store.sessions.is_abandoned(transaction, branch):
             store.recover(transaction, store.sessions.branch(transaction, branch.id))
     running_ids = []
-    for row in operations.all():
+    for row in operations:
         if store.sessions.is_abandoned(transaction, row):
             mark_interrupted(store, transaction, row)
         else:
@@ -53,11 +50,8 @@ def recover_abandoned(store: Store, transaction: Writing, session_id: int) -> li
 def recover_all_abandoned(store: Store, session_id: int) -> None:
     """Recover what dead processes held in a session. Write only if there is something to recover."""
     with store.database.reading() as transaction:
-        results = [
-            store.sessions.query_running(transaction, session_id),
-            store.operations.query_running(transaction, session_id),
-        ]
-        has_abandoned = any(store.sessions.is_abandoned(transaction, row) for result in results for row in result.all())
+        running = _running(store, transaction, session_id)
+        has_abandoned = any(store.sessions.is_abandoned(transaction, row) for rows in running for row in rows)
     if has_abandoned:
 
         def recover(transaction: Writing) -> None:
@@ -65,6 +59,12 @@ def recover_all_abandoned(store: Store, session_id: int) -> None:
             recover_abandoned(store, transaction, session_id)
 
         store.database.write(recover, durable=True)
+
+
+def _running(store: Store, transaction: Reading, session_id: int) -> list[list[StoredRow]]:
+    """Read the branches and the operations that run in a session; both queries are sent before the first answer."""
+    rooms = store.sessions, store.operations
+    return [list(result.all()) for result in [room.query_running(transaction, session_id) for room in rooms]]
 
 
 def mark_interrupted(store: Store, transaction: Writing, row: StoredRow) -> None:
@@ -86,15 +86,12 @@ def require_idle(store: Store, transaction: Writing, session_id: int) -> None:
 
 def require_nothing_running(store: Store, transaction: Reading, session_id: int) -> None:
     """Refuse a session in which a turn or an operation is running. Call `recover_abandoned` first."""
-    branches, operations = (
-        store.sessions.query_running(transaction, session_id),
-        store.operations.query_running(transaction, session_id),
-    )
-    for branch in branches.all():
+    branches, operations = _running(store, transaction, session_id)
+    for branch in branches:
         name = store.sessions.branch(transaction, branch.id).name
         raise Conflict(
             f"Nothing was done: branch {name} is running. Wait for its turn to end, or close the stream that "
             "you have not finished reading; then try again."
         )
-    for row in operations.all():
+    for row in operations:
         raise Conflict(f"Rollback {row.id} of this session is in progress. Wait until it ends.")

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from agentgit.effects import RollbackPlan, RollbackReport
@@ -18,9 +19,9 @@ from agentgit.errors import InvalidInput, PlanChanged, RollbackBlocked, Rollback
 from agentgit.next_steps import Next, Reason
 from agentgit.rollback.crash_recovery import owning, require_nothing_running
 from agentgit.rollback.executor import Executor, RerunTrack
-from agentgit.rollback.files import RollbackFiles
+from agentgit.rollback.files import RollbackFiles, why_not_restored
 from agentgit.rollback.finish import Finisher
-from agentgit.rollback.planner import Planner, Refusals
+from agentgit.rollback.planner import Planner
 from agentgit.rollback.report import DRIFTED_BEFORE, Reports
 from agentgit.rollback.request import ConfirmedPlan, Request, SwitchRequest
 from agentgit.rollback.resume import Resumption
@@ -28,7 +29,7 @@ from agentgit.rollback.start import Authorize, StalePlan, Starter, filter_refusa
 from agentgit.rollback.verification import Awaiter, PlanFactory, Verification, wait
 from agentgit.sessions.session import DONE
 from agentgit.store.records.sessions import is_simulated, require_whole_rerun
-from agentgit.store.sql.transaction import Reading, Writing
+from agentgit.store.sql.transaction import Writing
 from agentgit.store.store import Store
 from agentgit.tracing import span
 
@@ -61,11 +62,13 @@ class RollbackEngine:
         """Return what a rollback would do, without doing anything."""
         target = request.target
         self.verification.verify_unsettled_calls(target.external_session_id)
+        snapshot, overwrites = self._snapshot_to_restore(request), request.overwrites_files
+        files = self.files.plan(target.external_session_id, snapshot, overwrites=overwrites)
+        request = replace(request, why_files_stay=request.why_files_stay or why_not_restored(files))
         plan, _ = self.verification.plan_with_prechecks(
             lambda c, refusals: self.planner.plan_request(c, request, refusals)
         )
-        snapshot, overwrites = self._snapshot_to_restore(request), request.overwrites_files
-        plan = self._add_files(plan, target.external_session_id, snapshot, overwrites=overwrites)
+        plan = self.files.add_to_plan(plan, target.external_session_id, snapshot, files)
         with self.store.database.reading() as transaction:
             place = request.source_id, target.internal_session_id, target.position
             return self.planner.complete(transaction, plan, *place)
@@ -76,18 +79,14 @@ class RollbackEngine:
             branch = self.store.sessions.branch(transaction, branch_id)
         require_whole_rerun(branch)
         self.verification.verify_unsettled_calls(branch.external_session_id)
+        snapshot = self.files.of_branch(branch)
+        files = self.files.plan(branch.external_session_id, snapshot)
         plan, _ = self.verification.plan_with_prechecks(
-            lambda c, refusals: self._plan_switch_to(c, branch_id, refusals)
+            lambda c, refusals: self.planner.plan_switch(c, branch, refusals, why_not_restored(files))
         )
-        plan = self._add_files(plan, branch.external_session_id, self.files.of_branch(branch))
+        plan = self.files.add_to_plan(plan, branch.external_session_id, snapshot, files)
         with self.store.database.reading() as transaction:
             return self.planner.complete(transaction, plan, branch_id, branch_id)
-
-    def _add_files(
-        self, plan: RollbackPlan, session_id: int, snapshot: SnapshotRef | None, *, overwrites: bool = False
-    ) -> RollbackPlan:
-        files = self.files.plan(session_id, snapshot, overwrites=overwrites)
-        return self.files.add_to_plan(plan, session_id, snapshot, files)
 
     def _snapshot_to_restore(self, request: Request) -> SnapshotRef | None:
         """Return the files that a rollback restores; None if it leaves them alone or the target has none."""
@@ -113,9 +112,6 @@ class RollbackEngine:
                     raise plan_refused(plan, refusal) from None
             raise
 
-    def _plan_switch_to(self, transaction: Reading, branch_id: int, refusals: Refusals) -> RollbackPlan:
-        return self.planner.plan_switch(transaction, self.store.sessions.branch(transaction, branch_id), refusals)
-
     # -- run and resume
 
     def run(self, request: Request) -> int:
@@ -130,6 +126,7 @@ class RollbackEngine:
         if operation_id is None:
             self.verification.verify_unsettled_calls(session_id)
             files = self._plan_files(session_id, snapshot, request)
+            request = replace(request, why_files_stay=request.why_files_stay or why_not_restored(files))
             found = self.files.take_found(session_id, snapshot, files)
             with owning(self.store, session_id) as owner:
                 operation_id, is_new = self._precheck_and_record(
@@ -156,7 +153,7 @@ class RollbackEngine:
         found = self.files.take_found(request.branch.external_session_id, snapshot, files)
         with owning(self.store, request.branch.external_session_id) as owner:
             operation_id = self._precheck_and_record(
-                lambda c, refusals: self._plan_switch_to(c, request.branch.id, refusals),
+                lambda c, refusals: self.planner.plan_switch(c, request.branch, refusals, why_not_restored(files)),
                 lambda answers, c: self.starter.record_switch(c, request, owner, answers, snapshot, files, found),
             )
             self._execute_and_publish(operation_id, owner)

@@ -30,10 +30,15 @@ REPLACED_WHY = f"a turn replaced somebody else's version; {KEPT_IN}"
 
 
 class FileState(NamedTuple):
-    """A snapshot of a directory, and who changed its files since the state before."""
+    """A snapshot of a directory, and who changed its files since the state before.
+
+    What differs from a snapshot that was `restored`, others have changed meanwhile; the restore has `left` some paths.
+    """
 
     snapshot: str
     changed_by: str
+    restored: str = ""
+    left: frozenset[bytes] = frozenset()
 
 
 class PathPast(NamedTuple):
@@ -118,34 +123,43 @@ class FileHistory:
         """
         pasts, last = dict[bytes, PathPast](), dict[bytes, TreeEntry | None]()
         known: dict[bytes, dict[TreeEntry | None, PathPast]] = {}
-        for changes, snapshot, changed_by in self._intervals(trees, tree_of, now):
+        for changes, state, others in self._intervals(trees, tree_of, now):
             for path, change in changes.items():
+                changed_by = PERSON if path in others else state.changed_by
+                is_restored = path in others and path not in state.left and others[path].before != change.before
                 versions = known.setdefault(path, {change.before: PathPast()})
                 past = versions.get(change.after)
                 if past is None or changed_by in (TURN, UNKNOWN, STOPPED) or (changed_by == PERSON and past.is_own):
                     is_own, theirs, is_unsure = pasts.get(path, PathPast())
                     if changed_by in (PERSON, OTHERS, UNKNOWN, STOPPED):
-                        theirs, is_unsure = (change.after, snapshot), changed_by in (UNKNOWN, STOPPED)
-                    is_own = is_own or changed_by in (TURN, RESTORE, UNKNOWN) or (past is not None and past.is_own)
-                    versions[change.after] = PathPast(is_own, theirs, is_unsure)
+                        theirs, is_unsure = (change.after, state.snapshot), changed_by in (UNKNOWN, STOPPED)
+                    is_own = is_own or is_restored or changed_by in (TURN, RESTORE, UNKNOWN)
+                    versions[change.after] = PathPast(is_own or (past is not None and past.is_own), theirs, is_unsure)
                 pasts[path], last[path] = versions[change.after], change.after
         return pasts, last
 
     def _intervals(
         self, trees: Trees, tree_of: Callable[[str], bytes | None], now: bytes
-    ) -> Iterator[tuple[Changes, str, str]]:
-        """Yield what changed from one state to the next, the later one's snapshot, and who changed it."""
-        earlier, missed = None, set[str]()
-        for snapshot, changed_by in [*self._states, FileState("", self._changed_since)]:
-            tree = tree_of(snapshot) if snapshot else now
-            missed.add(changed_by)
-            changes: Changes | None = None
+    ) -> Iterator[tuple[Changes, FileState, Changes]]:
+        """Yield what changed from one state to the next, the later one, and what others changed during its restore."""
+
+        def differences(before: bytes | None, after: bytes | None) -> Changes | None:
             with suppress(Corrupt):
-                changes = trees.differences(earlier or tree, tree) if tree is not None else None
+                return trees.differences(before, after) if before and after else None
+            return None
+
+        earlier, missed = None, set[str]()
+        for state in [*self._states, FileState("", self._changed_since)]:
+            tree = tree_of(state.snapshot) if state.snapshot else now
+            missed.add(state.changed_by)
+            changes = differences(earlier or tree, tree)
             if changes is None:  # the snapshot is gone or damaged; its changes count with those of the next state
                 continue
             if earlier is not None:
-                yield changes, snapshot, changed_by if len(missed) == 1 else UNKNOWN
+                others = differences(tree_of(state.restored), tree) if state.restored else {}
+                if len(missed) > 1 or others is None:
+                    state, others = FileState(state.snapshot, UNKNOWN), {}
+                yield changes, state, others
             earlier = tree
             missed.clear()
 

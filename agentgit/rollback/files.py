@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from itertools import pairwise, zip_longest
@@ -26,12 +27,13 @@ from agentgit.effects.files import (
     FileChanges,
     SnapshotRef,
 )
-from agentgit.effects.plan import KEEP
+from agentgit.effects.invocation import REVERSED
+from agentgit.effects.plan import KEEP, REVERSE
 from agentgit.effects.registry import Registry
 from agentgit.errors import AgentGitError, Conflict, Corrupt, NotFound, Unavailable, WorkspaceChanged
 from agentgit.next_steps import Next, Reason
 from agentgit.rollback.file_history import BLOCKED_WHY, OTHERS, STOPPED, UNHELD_WHY, FileHistory, FileState
-from agentgit.rollback.request import Request, SwitchRequest
+from agentgit.rollback.request import NONE_RESTORED, NOT_ALL_RESTORED, Request, SwitchRequest
 from agentgit.rollback.workspace_adapter import WorkspaceAdapter, describe_problem, reopen
 from agentgit.store.records.json_columns import read_report, read_request
 from agentgit.store.records.sessions import StoredRow
@@ -127,12 +129,14 @@ class RollbackFiles:
         with self.store.database.reading() as transaction:
             newest = self.store.snapshots.newest_of_session(transaction, session_id)
             is_crash = newest is not None and newest.changed_by == CRASH
-            stopped = self.store.operations.stopped(transaction, session_id) if is_crash else []
-        for row in stopped:
-            report, restores = read_report(row), read_request(row).get("files") is not None
-            if restores and (report.get("files") or report.get("died")):
-                text = f"Operation {row.id} may have stopped while it restored files."
-                raise Conflict(text, Next("resume", operation=row.id))
+            for row in self.store.operations.stopped(transaction, session_id) if is_crash else ():
+                report, request = read_report(row), read_request(row)
+                undone = [one["invocation"] for one in request["steps"] if one["action"] == REVERSE]
+                calls = self.store.journal.invocations(transaction, undone).values()
+                is_later = request["on_error"] != "stop" or all(call.status == REVERSED for call in calls)
+                if request.get("files") is not None and (report.get("files") or (report.get("died") and is_later)):
+                    text = f"Operation {row.id} may have stopped while it restored files."
+                    raise Conflict(text, Next("resume", operation=row.id))
 
     def _plan(self, session_id: int, snapshot: SnapshotRef, *, has_begun: bool = False, **options: Any) -> FileChanges:
         if not has_begun:
@@ -199,6 +203,14 @@ class RollbackFiles:
             is_running = bool(self.store.sessions.query_running(transaction, session_id).all())
             operations = self.store.operations.all(transaction, session_id)
 
+        def restored(row: StoredRow) -> FileState:
+            """Return the state that an operation left, as it has reported: others may have changed files meanwhile."""
+            own = [one for one in operations if one.id < row.id and one.internal_session_id == row.internal_session_id]
+            ends = {one.ended_at: one.report for one in own if one.ended_at and one.ended_at >= row.created_at}
+            report = FileChanges.from_dict(files) if ends and (files := ends[min(ends)].get("files")) else None
+            left = {os.fsencode(one.path) for one in report.changes if one.action == LEFT} if report else ()
+            return FileState(row.snapshot, RESTORE, report.snapshot if report else "", frozenset(left))
+
         def after_crash(number: int) -> str:
             """Return who may have changed the files after a row that tells of a crash, before the next turn."""
             begin, crash = (rows[number - 1].id if number else 0), rows[number]
@@ -216,7 +228,7 @@ class RollbackFiles:
                 changed_by = changed_by if end is None or row.id < end else OTHERS
             if earlier.changed_by == CRASH and changed_by != RESTORE:  # which an operation resumed to its end
                 changed_by = after_crash(number) if changed_by == PERSON else UNKNOWN
-            states.append(FileState(row.snapshot, changed_by))
+            states.append(restored(row) if changed_by == RESTORE else FileState(row.snapshot, changed_by))
         for row in rows:
             adapter.fetch_own(snapshot_ref_from_row(row))
         if rows and rows[-1].changed_by == CRASH:
@@ -281,14 +293,16 @@ class RollbackFiles:
         if request.get("files") is None:
             return None
         snapshot, overwrites = SnapshotRef(**request["files"]), bool(request.get("overwrites"))
-        if request.get("files_left"):
-            return failed_restore(snapshot, Unavailable(request["files_left"]))
         try:
+            if request.get("files_left"):
+                raise Unavailable(request["files_left"])
             adapter = self._adapter(session_id, snapshot)
             history = self._history(session_id, snapshot, adapter, overwrites=overwrites, has_begun=True)
             result = adapter.restore(snapshot, history, request["files_known"]["snapshot"], str(row.id))
         except (AgentGitError, OSError) as error:
             result = failed_restore(snapshot, error)
+        if result.problem and not result.changed:
+            result = replace(result, problem=f"no file was restored: {result.problem}")
         outside = [FileChange(**change) for change in request.get("files_outside", ())]
         return replace(result, changes=[*result.changes, *outside])
 
@@ -394,12 +408,19 @@ class RollbackFiles:
         if not changes.now:
             return [(restored, RESTORE)]
         settings = self._adapter(row.external_session_id, SnapshotRef(**request["files"])).settings
-        now = SnapshotRef(snapshot=changes.now, settings=settings), changes.now_by
+        now = SnapshotRef(snapshot=changes.now, settings=settings), RESTORE
         return [now] if changes.problem else [(restored, STORED), now]
 
     def _adapter(self, session_id: int, snapshot: SnapshotRef) -> WorkspaceAdapter:
         """Return the attached workspace of a session; if none is attached here, the workspace of the files."""
         return self.registry.session(session_id).workspace or reopen(snapshot.settings)
+
+
+def why_not_restored(changes: FileChanges | None) -> str | None:
+    """Return why the changes of calls to files stay; None if the files can be restored, or are not to be."""
+    if changes is None or not changes.problem:
+        return None
+    return NOT_ALL_RESTORED if changes.changed else NONE_RESTORED
 
 
 def failed_restore(snapshot: SnapshotRef, error: Exception) -> FileChanges:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 from agentgit.effects import ToolInvocation
 from agentgit.effects.files import FileChanges, SnapshotRef
 from agentgit.effects.invocation import REVERSED, SIMULATED
+from agentgit.effects.kinds import WORKSPACE
 from agentgit.effects.plan import ANSWER, GONE, KEEP, REDO, REVERSE, ROLLBACK, SWITCH
 from agentgit.effects.report import ReportItem
 from agentgit.next_steps import Reason
 from agentgit.rollback.executor import RerunTrack, stops_at_drift
-from agentgit.rollback.files import RollbackFiles
+from agentgit.rollback.files import RollbackFiles, why_not_restored
 from agentgit.rollback.report import Reports, after_drift, store_notes
 from agentgit.rollback.resume import Resumption
 from agentgit.sessions.session import DONE, OPEN, PARTIAL, RERUN
@@ -50,6 +52,9 @@ class Finisher:
         )
         if request.get("give_up"):
             row, must_wait = self._skip_failed_steps(transaction, row, groups), False
+            groups = self.reports.outcome(transaction, row)
+        if not must_wait and (why := why_not_restored(file_changes)) is not None:
+            row = self._keep_file_calls(transaction, row, why)
             groups = self.reports.outcome(transaction, row)
         files = self.files.snapshots_after(row, file_changes)
         must_wait |= any(stops_at_drift(row, item.invocation) for item in groups["drifted"])
@@ -111,6 +116,16 @@ class Finisher:
             if is_open and call.first_id in reasons and not (is_rerun and call.status == SIMULATED):
                 action = KEEP if step["action"] == REVERSE else self._action_for_skipped_redo(transaction, row, call)
                 step |= {"action": action, **Reason.of(reasons[call.first_id]).within("forced: ").to_dict("why")}
+        self.store.operations.set_request(transaction, row.id, request)
+        return self.resumption.load_operation(transaction, row.id)
+
+    def _keep_file_calls(self, transaction: Writing, row: StoredRow, why: str) -> StoredRow:
+        """Add a step for each call whose files stay and that no step tells of."""
+        request = read_request(row)
+        known_ids = {step["invocation"] for step in request["steps"]}
+        plan = self.resumption.planner.replan(transaction, row, why_files_stay=why).without(known_ids)
+        kept = [step for step in plan.kept if step.invocation.effect == WORKSPACE]
+        request["steps"] += replace(plan, steps=kept).as_request()
         self.store.operations.set_request(transaction, row.id, request)
         return self.resumption.load_operation(transaction, row.id)
 

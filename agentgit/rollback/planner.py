@@ -211,7 +211,7 @@ class Planner:
             tools=request.tools,
             replay=request.replay,
             kept_files=_why_files_are_kept(
-                has_snapshot=has_snapshot, unwanted=None if request.files else request.why_files_stay
+                has_snapshot=has_snapshot, unwanted=request.why_files_stay or (None if request.files else AS_REQUESTED)
             ),
             kind=request.kind,
             refusals=refusals,
@@ -259,12 +259,18 @@ class Planner:
             ),
         )
 
-    def plan_switch(self, transaction: Reading, branch: StoredRow, refusals: Refusals | None = None) -> RollbackPlan:
+    def plan_switch(
+        self,
+        transaction: Reading,
+        branch: StoredRow,
+        refusals: Refusals | None = None,
+        why_files_stay: str | None = None,
+    ) -> RollbackPlan:
         """Plan the actions that would bring the world to the state of a branch."""
         session_id = branch.external_session_id
         path = self.store.track_parts(transaction, branch)
         has_snapshot = self.store.snapshots.newest_of_branch(transaction, branch) is not None
-        kept_files = _why_files_are_kept(has_snapshot=has_snapshot)
+        kept_files = _why_files_are_kept(has_snapshot=has_snapshot, unwanted=why_files_stay)
         # Not its head: a turn that only asks for consent moves that, too.
         basis = {"target": branch.id, "world": self.world_state(transaction, session_id)}
         plan = make_plan(
@@ -343,18 +349,24 @@ class Planner:
         index = bisect_left(later, True, key=is_possible)
         return later[index] if index < len(later) and is_possible(later[index], request.replay) else None
 
-    def replan(self, transaction: Reading, row: StoredRow, refusals: Refusals | None = None) -> RollbackPlan:
+    def replan(
+        self,
+        transaction: Reading,
+        row: StoredRow,
+        refusals: Refusals | None = None,
+        why_files_stay: str | None = None,
+    ) -> RollbackPlan:
         """Plan an operation again that was started before."""
         request = read_request(row)
         if row.kind == SWITCH:
-            return self.plan_switch(
-                transaction, self.store.sessions.branch(transaction, row.internal_session_id), refusals
-            )
+            branch = self.store.sessions.branch(transaction, row.internal_session_id)
+            return self.plan_switch(transaction, branch, refusals, why_files_stay)
         target = self.store.checkpoints.find(transaction, CHECKPOINT.c.id == row.target_id)[0]
         if request.get("point"):
             target = move(target, request["point"])
         label = f"{target.branch_name}#{target.number}"
-        keeps_files, has_snapshot = request.get("files") is None, target.workspace_snapshot_id is not None
+        unwanted = why_files_stay or (AS_REQUESTED if request.get("files") is None else None)
+        has_snapshot = target.workspace_snapshot_id is not None
         return self.plan_rollback(
             transaction,
             row.source_id,
@@ -362,7 +374,7 @@ class Planner:
             label,
             tools=request["tools"],
             replay=request["replay"],
-            kept_files=_why_files_are_kept(has_snapshot=has_snapshot, unwanted=AS_REQUESTED) if keeps_files else None,
+            kept_files=_why_files_are_kept(has_snapshot=has_snapshot, unwanted=unwanted) if unwanted else None,
             refusals=refusals,
         )
 

@@ -26,6 +26,9 @@ FilesOption = bool | Literal["overwrite"]
 AS_REQUESTED = "the files of the workspace are left as they are, as requested"
 """Why files stay if the user does not want them restored."""
 
+NONE_RESTORED, NOT_ALL_RESTORED = "no file of the workspace can be restored", "not all files can be restored"
+"""Why files stay if they cannot be restored."""
+
 ConfirmedPlan = RollbackPlan | str | None
 """The plan that a person confirmed, or its identity; None if nobody was asked."""
 
@@ -60,7 +63,8 @@ class RollbackOptions:
     request_id: str | None = None
     epoch: int | None = None
     only_from_current: bool = False
-    why_files_stay: str = AS_REQUESTED
+    why_files_stay: str | None = None
+    """Why no file is restored, or not all of them; None if they are, or if the request does not want it."""
     plan: ConfirmedPlan = None
 
 

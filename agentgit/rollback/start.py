@@ -12,7 +12,7 @@ from agentgit.effects.plan import ROLLBACK, SWITCH
 from agentgit.errors import AgentGitError, Conflict, InvalidInput, PlanChanged, RollbackBlocked
 from agentgit.next_steps import Next, Reason
 from agentgit.rollback.crash_recovery import require_idle
-from agentgit.rollback.files import FoundFiles, RollbackFiles
+from agentgit.rollback.files import FoundFiles, RollbackFiles, why_not_restored
 from agentgit.rollback.planner import Planner, Refusals
 from agentgit.rollback.report import at_switch, store_notes
 from agentgit.rollback.request import ConfirmedPlan, Request, SwitchRequest
@@ -123,13 +123,14 @@ class Starter:
         require_whole_rerun(branch)
         if request.only_from_current:
             self.store.sessions.require_current(transaction, branch.external_session_id, request.source_id, branch.id)
-        plan = self.planner.plan_switch(transaction, branch, filter_refusals(precheck_answers))
+        refusals = filter_refusals(precheck_answers)
+        plan = self.planner.plan_switch(transaction, branch, refusals, why_not_restored(files))
         store_notes(self.store, transaction, branch, at_switch(read_meta(branch), plan, request.sync))
         if request.sync == "world":
             self._require_prechecks(plan, precheck_answers)
             plan = self.files.add_to_plan(plan, branch.external_session_id, snapshot, files)
             place = branch.id, branch.id, None
-            plan = self._require_admissible(transaction, plan, request, place, filter_refusals(precheck_answers))
+            plan = self._require_admissible(transaction, plan, request, place, refusals)
         else:
             plan = replace(plan, steps=[])
         self.store.sessions.set_status(transaction, branch.id, REPLAYING)

@@ -16,8 +16,6 @@ from agentgit.effects.files import (
     LEFT,
     MISSING,
     OVERWRITTEN,
-    RESTORE,
-    UNKNOWN,
     WRITE,
     FileChange,
     FileChanges,
@@ -120,18 +118,16 @@ class WorkspaceAdapter:
         with self.engine.locked():
             if self.is_custom:
                 return self._file_changes(self.engine.restore(snapshot.snapshot), history, "")
+            result, problem, now = None, "", ""
             try:
                 result = self.engine.restore(snapshot.snapshot, choose=history.choose, aside=aside)
             except (AgentGitError, OSError) as error:
-                done = replace(self.done(snapshot, history, found, aside), problem=describe_problem(error))
-                now_by = RESTORE if self.engine.last_safety == found else UNKNOWN
-                with suppress(AgentGitError):  # there may be no space for it
-                    done = replace(done, now=self.take_snapshot("after a rollback").snapshot, now_by=now_by)
-                return done
+                problem = describe_problem(error)
             changes = self.done(snapshot, history, found, aside, result)
-            is_whole = self.engine.is_at(snapshot.snapshot)
-            now = "" if is_whole else self.take_snapshot("after a rollback").snapshot
-        return replace(changes, now=now, now_by=RESTORE if result.safety == found else UNKNOWN)
+            with suppress(*[AgentGitError] * bool(problem)):  # there may be no space for it
+                if problem or not self.engine.is_at(snapshot.snapshot):
+                    now = self.take_snapshot("after a rollback").snapshot
+        return replace(changes, problem=problem, now=now)
 
     def done(
         self, snapshot: SnapshotRef, history: FileHistory, found: str, aside: str, last: Restored | None = None

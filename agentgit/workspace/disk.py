@@ -145,12 +145,11 @@ class Place:
         return is_done
 
     def make_folder(self) -> bool:
-        """Create a directory, unless there is one; move aside anything else that is in the way."""
-        with suppress(FileNotFoundError):
-            if stat.S_ISDIR(os.lstat(self.name, dir_fd=self.parent).st_mode):
-                return False
-            self.move_aside(self.name)
-        os.mkdir(self.name, dir_fd=self.parent)
+        """Create a directory, unless something is here."""
+        try:
+            os.mkdir(self.name, dir_fd=self.parent)
+        except FileExistsError:
+            return False
         self.set_mode(PLAIN_DIRECTORY)
         return True
 

@@ -67,8 +67,6 @@ class Engine:
         self.catalog = Catalog(os.path.join(self.storage, CATALOG))
         self.listeners: dict[str, list[Callable[[Any], None]]] = {event: [] for event in EVENTS}
         self._thread_lock, self._is_locked = threading.RLock(), False
-        self.last_safety = ""
-        """The id of the safety snapshot of the last restore; empty if it took none."""
         self.finished: tuple[Restored, bool] | None = None
         """The restore that `locked` has just finished, because a kill had interrupted it, and whether it is an undo."""
         self.custom: CustomEnvironment | None = None
@@ -226,21 +224,19 @@ class Engine:
         self, ref: str, *, paths: Chosen = None, choose: Choose = keep_nothing, is_undo: bool = False, aside: str = ""
     ) -> Restored:
         """Restore a snapshot after a safety snapshot; what is chosen stays; an undo deletes it."""
-        row, self.last_safety = self.require(ref), ""
-        safety = new_snapshot(f"before restoring {ref}", SAFETY)
+        row, safety = self.require(ref), new_snapshot(f"before restoring {ref}", SAFETY)
         if self.custom is not None:
             return self._restore_custom(self.custom, row, safety, paths)
         captured = self._capture()
         kept = self._files.prepare(choose, row, captured, paths)
         safety = self._add(safety, captured)
-        self.last_safety = safety.id
         pending = PendingRestore(row.snapshot.id, safety.id, aside or secrets.token_hex(8), paths, kept, is_undo)
         self.catalog.set({PENDING: pending.encode()})
         try:
             result = self._run(pending)
         finally:
             self._prune(protected=(safety.id, row.snapshot.id))
-        if self.finished is not None and paths is None and not (result.restored or result.deleted):
+        if self.finished is not None and paths is None and not (aside or result.restored or result.deleted):
             interrupted, _ = self.finished
             result = interrupted if interrupted.id == result.id else result
         return result

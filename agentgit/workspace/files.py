@@ -240,7 +240,8 @@ class Files:
         """Change the files from one snapshot, of what is there now, to another."""
         differing, changes, unreachable, kept = self._changes(row, safety, pending.paths, lambda *_: pending.kept, ())
         disk = Disk(self._root, os.fsencode(pending.aside))
-        restore = Restore(disk, self.objects, changes, is_resumed=is_resumed)
+        displacing = paths_displacing(self._in_the_way(changes, safety)[0], changes)
+        restore = Restore(disk, self.objects, changes, displacing, is_resumed=is_resumed)
         restore.run()
         self._update_index(changes)
         found: dict[str, Iterable[Any]] = {

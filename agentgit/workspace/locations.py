@@ -16,6 +16,7 @@ from agentgit.values import escape_path
 
 FREE, PERMIT = "Free some space", "Grant the permission"
 ADVICE = {errno.ENOSPC: FREE, errno.EDQUOT: FREE, errno.EACCES: PERMIT, errno.EPERM: PERMIT, errno.EROFS: PERMIT}
+ADVICE[errno.ENOENT] = "Put it back, or open the workspace (wrap the graph) again"
 
 
 @contextmanager
@@ -27,6 +28,8 @@ def naming(path: str | bytes) -> Iterator[None]:
         if error.errno == errno.ENAMETOOLONG:
             raise InvalidInput(f"{os.fsdecode(path)!r} is too long for the name of a file.") from error
         advice = ADVICE.get(error.errno or 0, "Fix the cause")
+        if error.errno == errno.EISDIR and os.path.isabs(error.filename or ""):
+            path = error.filename  # of the caller's, only the directory above it may be known
         raise Unavailable(f"{escape_path(path)}: {error.strerror or error}. {advice}, then try again.") from error
 
 

@@ -96,8 +96,11 @@ def leaves(changes: Changes) -> list[bytes]:
 
 
 class Restore:
-    def __init__(self, disk: Disk, objects: Objects, changes: Changes, *, is_resumed: bool = False) -> None:
+    def __init__(
+        self, disk: Disk, objects: Objects, changes: Changes, displacing: Set[bytes], *, is_resumed: bool = False
+    ) -> None:
         self._disk, self._objects, self._changes, self._is_resumed = disk, objects, changes, is_resumed
+        self._displacing = displacing
         self._failures: dict[bytes, AgentGitError] = {}
         self.done: dict[str, list[bytes]] = {}
         """The paths that were changed, by the fields of `Restored`."""
@@ -120,7 +123,7 @@ class Restore:
         self.done = {
             "deleted": self._each(gone, self._replace),
             "deleted_directories": self._each(reversed(emptied), lambda _, place: place and place.remove_folder()),
-            "created_directories": self._each(modes, lambda _, place: place and place.make_folder(), is_made=True),
+            "created_directories": self._each(modes, self._make_folder, is_made=True),
             "restored": self._each(files, self._replace, is_made=True),
         }
         self._each(reversed(modes), set_mode)  # the deepest first, because a parent may become read-only
@@ -154,6 +157,11 @@ class Restore:
         if aside is not None:
             self.conflicts[path] = f"{CHANGED}; that version is now at {os.fsdecode(aside)}"
 
+    def _make_folder(self, path: bytes, place: Place | None) -> bool:
+        if place is not None and path in self._displacing and is_leaf(place.look()):
+            place.move_aside(place.name)
+        return place is not None and place.make_folder()
+
     def _replace(self, path: bytes, place: Place | None) -> bool:
         """Write or delete one file, unless another process changed it; an earlier check could lose its change."""
         before, after = (one if is_leaf(one) else None for one in self._changes[path])
@@ -165,7 +173,7 @@ class Restore:
         data = self._objects.read(after.oid) if after is not None else b""
         is_known = before is not None and current == before
         is_taken = current is not None and not is_known
-        if place is not None and not (is_taken and before is not None and is_leaf(current)):
+        if place is not None and (not is_taken or path in self._displacing):
             if is_taken:
                 place.move_aside(place.name)
             if place.replace(before if is_known else None, after, data):

@@ -5,6 +5,7 @@ import json
 import re
 import shutil
 import zlib
+from contextlib import nullcontext
 from pathlib import Path
 
 import backend
@@ -924,3 +925,72 @@ def test_a_message_without_a_restore_point_names_the_setting(repo, desk, auto):
         agent.rewind_files("mine")
     agent.rewind_files("before")
     assert desk.files == {}
+
+
+def _fail_on_the_way(desk):
+    return faults.fails(points.BRING_FILES, OSError(errno.ENOSPC, "No space left on device"))
+
+
+@pytest.mark.parametrize("lose", [_lose_the_snapshots, _lose_what_is_stored, _damage_what_is_stored, _fail_on_the_way])
+@pytest.mark.parametrize("verb", ["rollback", "switch"])
+def test_the_calls_whose_files_cannot_be_restored_are_listed_as_kept(repo, desk, lose, verb):
+    effects = desk.world.effects(write_file="workspace")
+    agent = repo.wrap(desk.graph(), "s", effects=effects, check_effects=False, workspace=desk.root)
+    start = agent.run("write a.txt one") and agent.head
+    if verb == "switch":
+        agent.fork(name="left").run("write a.txt two; write b.txt two")
+    else:
+        agent.run("write a.txt two; write b.txt two")
+    files = desk.files
+    with lose(desk) or nullcontext():
+        plan = agent.plan_rollback(start) if verb == "rollback" else agent.plan_switch("main")
+        if lose is _fail_on_the_way:
+            with pytest.raises(RollbackIncomplete, match=r"no file was restored: .*No space left") as stopped:
+                agent.rollback(start) if verb == "rollback" else agent.switch("main", sync="world")
+            report = repo.resume(stopped.value.operation, force=True)
+        else:
+            assert _paths(plan.kept) == _paths(plan.forced().kept) == ["b.txt", "a.txt"]
+            done = (
+                agent.rollback(start, force=True, plan=plan)
+                if verb == "rollback"
+                else agent.switch("main", sync="world", force=True)
+            )
+            report = done.report
+    assert _paths(report.kept) == ["b.txt", "a.txt"]
+    if lose is _damage_what_is_stored:
+        assert {item.reason for item in report.kept} == {"not all files can be restored"}
+    else:
+        assert "no file was restored" in str(report)
+        assert desk.files == files
+
+
+def _paths(items):
+    return [item.invocation.args["path"] for item in items]
+
+
+def test_a_rollback_that_died_in_an_undo_is_not_said_to_have_restored_files(agent, repo, desk):
+    with faults.fails(points.UNDO_CALL, KeyboardInterrupt()), pytest.raises(KeyboardInterrupt):
+        agent.rollback("before")
+    (call,) = [one for one in agent.tool_track() if one.args == {"item": "table"}]
+    repo.resolve(call, "did_not_happen")
+    assert agent.plan_rollback("before").is_admissible
+    agent.rollback("before")
+    assert (desk.world.items, desk.files) == (["chair"], {"a.txt": "one"})
+
+
+def test_a_turn_after_its_storage_was_lost_names_the_step_that_leads_on(repo, desk, agent):
+    shutil.rmtree(Workspace(desk.root).storage_dir)
+    with pytest.raises(Unavailable, match=r"open the workspace \(wrap the graph\) again"):
+        agent.run("write a.txt on")
+    wrapped(repo, desk).run("write a.txt on")
+    assert desk.files["a.txt"] == "on"
+
+
+def test_a_directory_in_the_place_of_stored_contents_is_named(agent, desk):
+    packs = sorted(Path(Workspace(desk.root).storage_dir).rglob("*.pack"))
+    for pack in packs:
+        pack.unlink()
+        pack.mkdir()
+    with pytest.raises(Unavailable) as refused:
+        agent.rollback("before")
+    assert any(str(pack) in str(refused.value) for pack in packs)
