@@ -302,7 +302,7 @@ class RollbackFiles:
         except (AgentGitError, OSError) as error:
             result = failed_restore(snapshot, error)
         if result.problem and not result.changed:
-            result = replace(result, problem=f"no file was restored: {result.problem}")
+            result = replace(result, problem=Reason.of(result.problem).within("no file was restored: "))
         outside = [FileChange(**change) for change in request.get("files_outside", ())]
         return replace(result, changes=[*result.changes, *outside])
 

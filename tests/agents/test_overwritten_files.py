@@ -92,7 +92,7 @@ def test_files_a_rollback_that_was_finished_without_all_files_takes_none_of_its_
     assert (report.status, report.branch) == ("done", "main-2")
     assert actions(report) == {"a.txt": "overwritten", "c.txt": "left", "d.txt": "write"}
     plan = repo.wrap(desk.graph(), "s", workspace=desk.root, check_effects=False).plan_switch("main").files
-    assert {one.path: one.action for one in plan.changes} == {"a.txt": "conflict", "d.txt": "conflict"}
+    assert {one.path: one.action for one in plan.changes} == {"a.txt": "write", "d.txt": "delete"}
 
 
 KILLED = """
