@@ -137,7 +137,8 @@ def test_what_prevents_a_restore_names_the_next_step_in_the_words_of_each_face()
     for shown in (plan(files=files), RollbackReport(**done, files=files)):
         again = type(shown).from_dict(json.loads(json.dumps(shown.to_dict())))
         for value in (shown, again):
-            assert Medium(400, face="cli").text(outcome(value)).count("agentgit resume 7 finishes it") == 1
+            said = Medium(400, face="cli").text(outcome(value))
+            assert said.count(" resume 7 finishes it") == said.count("agentgit ") == 1
             assert "repo.resume" not in Medium(400, face="mcp").text(outcome(value))
             assert "repo.resume(7) finishes it" in str(value)
         assert again == shown
