@@ -223,7 +223,8 @@ class Starter:
             )
         if request.plan is not None and not is_confirmed(request.plan, plan):
             plan = self.planner.complete(transaction, plan, *place)
-            raise plan_refused(plan, refusal) if refusal is not None else plan_changed(_as_requested(plan, request))
+            asked = plan.forced() if request.force else plan
+            raise plan_refused(plan, refusal) if refusal is not None else plan_changed(asked)
         if refusal is not None:
             raise refusal
         return plan.forced() if plan.blockers else plan
@@ -245,10 +246,6 @@ class Starter:
             self.store.graphs.owners.add(thread_id, session_id)
             self.store.graphs.fork(transaction, target.thread_id, target.graph_checkpoint_id, thread_id, target.pending)
         return int(branch.id)
-
-
-def _as_requested(plan: RollbackPlan, request: Request | SwitchRequest) -> RollbackPlan:
-    return plan.forced() if request.force else plan
 
 
 def is_confirmed(confirmed: ConfirmedPlan, plan: RollbackPlan) -> bool:

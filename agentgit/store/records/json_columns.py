@@ -132,6 +132,7 @@ _STORED_REQUEST = SETTINGS | {
 _STORED_REPORT = {f"{group}?": [_with_reason(_ITEM, "reason")] for group in GROUPS} | {
     "files?": Nullable(FileChanges.from_dict), "*": anything,
 }  # fmt: skip
+_STORED_REPORTS = Chosen(lambda report: _RERUN_REPORT if "calls" in report else _STORED_REPORT)
 
 
 def read_meta(branch: Any) -> dict[str, Any]:
@@ -150,8 +151,7 @@ def read_request(operation: Any) -> dict[str, Any]:
 
 
 def read_report(operation: Any) -> dict[str, Any]:
-    shape = Chosen(lambda report: _RERUN_REPORT if "calls" in report else _STORED_REPORT)
-    return _read(shape, "operation", operation.id, operation.report)
+    return _read(_STORED_REPORTS, "operation", operation.id, operation.report)
 
 
 def _read(shape: Shape, table: str, id: int, data: bytes | None) -> dict[str, Any]:
